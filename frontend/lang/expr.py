@@ -142,7 +142,10 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache the frozen values that `make` returns for hashable arguments, so that a gen in a loop is built once."""
+    """Cache the frozen values that `make` returns for hashable arguments, so that a gen in a loop is built once.
+
+    Not with tools: one that is defined in the body of a program may hold all objects of its run.
+    """
 
     @lru_cache(1024, typed=True)
     def cached_make(_: str, *args: Any, **kwargs: Any) -> Any:
@@ -150,10 +153,11 @@ def cached(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(make)
     def get(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return cached_make(output_types.spelling(kwargs.get("type", str)), *args, **kwargs)
-        except TypeError:
-            pass
+        if "tools" not in kwargs:
+            try:
+                return cached_make(output_types.spelling(kwargs.get("type", str)), *args, **kwargs)
+            except TypeError:
+                pass
         return make(*args, **kwargs)
 
     return get

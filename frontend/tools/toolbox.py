@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints, overload
 
 import msgspec
@@ -149,7 +149,15 @@ class Toolbox:
             raise BadProgram("tools is empty; leave it out if the model should not call tools")
 
 
-_cached_toolbox, _cached_tool = lru_cache(1024)(Toolbox), lru_cache(1024)(Tool)
+def _tool_of(function: Callable[..., Any]) -> Tool:
+    """The tool of a plain function, which keeps it, because making one takes 0.5 ms. So both are freed together: a
+    function that is defined in the body of a program may hold all objects of its run."""
+    if not inspect.isfunction(function):
+        return Tool(function)
+    found: Tool | None = vars(function).get("_banyan_tool")
+    if found is None or found.func is not function:  # functools.wraps copies the attributes of the wrapped function
+        found = function._banyan_tool = Tool(function)  # type: ignore[attr-defined]
+    return found
 
 
 def toolbox(
@@ -171,9 +179,9 @@ def toolbox(
     for item in tools:
         if not callable(item):
             raise BadProgram(f"{item!r:.80} is not a tool; decorate a function with @bn.tool")
-        checked.append(item if isinstance(item, Tool) else _cached_tool(item))
+        checked.append(item if isinstance(item, Tool) else _tool_of(item))
     timeout = None if tool_timeout == float("inf") else tool_timeout
-    return _cached_toolbox(tuple(checked), max_rounds, timeout, max_tool_output)
+    return Toolbox(tuple(checked), max_rounds, timeout, max_tool_output)
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,10 @@ import asyncio
 import dataclasses
 import datetime
 import enum
+import functools
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -17,6 +20,7 @@ import pytest
 
 import banyan as bn
 from banyan.tools.toolbox import toolbox
+from waits import wait_until
 
 
 @bn.tool
@@ -347,12 +351,43 @@ def test_output_form_with_tools_is_unsupported(form: dict[str, Any]) -> None:
         bn.gen("a", tools=[add], **form)
 
 
-def test_equal_tool_lists_share_a_toolbox() -> None:
-    @bn.tool
-    def min_of(numbers: list[int]) -> int:
-        "The least of some numbers."
-        return min(numbers)
+def test_plain_function_is_made_a_tool_once() -> None:
+    def low(a: int) -> int:
+        "The lower bound."
+        return a
 
-    assert toolbox([add, min_of]) is toolbox((add, min_of))
+    def logged(a: int) -> int:
+        return low(a)
+
+    (first,), (again,) = toolbox([low]).tools.values(), toolbox((low,)).tools.values()
+    assert first is again
+    assert toolbox([functools.update_wrapper(logged, low)]).tools["low"].func is logged
+
+
+def test_limits_of_a_toolbox() -> None:
     assert toolbox([add]).timeout == 60.0
     assert toolbox([add], tool_timeout=float("inf")).timeout is None
+
+
+@pytest.mark.parametrize("listed", [list, tuple])
+@pytest.mark.parametrize("decorate", [bn.tool, lambda function: function])
+def test_tool_of_a_run_keeps_nothing_alive(listed: Callable[[Any], Any], decorate: Callable[[Any], Any]) -> None:
+    class Files:
+        n = 3
+
+    kept: list[weakref.ref[Files]] = []
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        files = Files()
+        kept.append(weakref.ref(files))
+
+        @decorate
+        def count() -> int:
+            "The number of files."
+            return files.n
+
+        s += bn.assistant(bn.gen("a", tools=listed([count])))
+
+    assert program.run(backend=bn.Mock([{"count": {}}, "Three."]))["a"] == "Three."
+    wait_until(lambda: gc.collect() >= 0 and kept[0]() is None, "the end of the run's objects", seconds=10)
