@@ -13,7 +13,7 @@ from banyan.lang.lazy_value import dist, is_done, meta_info, read, read_object, 
 from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.runtime.errors import BadProgram
 from banyan.tools.toolbox import ToolCall
-from banyan.views.state_views import page
+from banyan.views.state_views import page, text_so_far
 from banyan.views.transcript import messages
 
 if TYPE_CHECKING:
@@ -31,6 +31,16 @@ class AsyncState(StateBase):
 
     __slots__ = ()
     _is_async = True
+
+    def __str__(self) -> str:
+        """The text as far as it is known; while the body runs, the repr, as in `print(s)`."""
+        return text_so_far(self._record, self._handle.number) if self._record.ended.is_closed else repr(self)
+
+    def __format__(self, spec: str) -> str:
+        """`str`. BadProgram: the body still runs, and an f-string would put the repr into the prompt."""
+        if not self._record.ended.is_closed:
+            raise BadProgram("the text may not be known yet; write `await s.text()`", program=self._record.name)
+        return format(str(self), spec)
 
     # ---- variables ---------------------------------------------------------------------------------------------------
 

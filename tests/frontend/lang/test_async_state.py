@@ -104,10 +104,13 @@ def test_blocking_calls_in_async_programs_are_refused(run_loop: Any, slow_mock: 
         s += bn.gen("a")
         with pytest.raises(bn.BadProgram, match=r"write `await s.value\('a'\)`"):
             s["a"]
+        with pytest.raises(bn.BadProgram, match=r"write `await s.text\(\)`"):
+            s += f"So far: {s}"
+        assert str(s) == repr(s)
         await s.value("a")
         assert s["a"] == "<a>"
 
-    run_loop(program.run_async())
+    assert str(run_loop(program.run_async())) == "<a>"
     with pytest.raises(bn.BadProgram, match=r"`await chat.run_async\(...\)`"):
         chat.run("q")
     with pytest.raises(bn.BadProgram, match=r"`asyncio.run\(chat.run_batch_async\(...\)\)`"):
