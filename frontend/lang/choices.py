@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from banyan.lang.fstring import check_unicode, refuse
+from banyan.lang.fstring import check_unicode, refuse, shown
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.wire import ChoicesMethod
 
@@ -87,10 +87,10 @@ def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | 
 def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
     """The choices as a tuple. BadProgram: there are none, or one is empty or not a string."""
     if choices is None or isinstance(choices, str) or not (found := tuple(choices)):
-        raise BadProgram(f"choices must be a list of strings with at least one in it, not {choices!r}")
+        raise BadProgram(f"choices must be a list of strings with at least one in it, not {shown(choices)}")
     for choice in found:
         if not isinstance(choice, str) or not choice:
-            raise BadProgram(f"each choice must be a non-empty string, not {choice!r}")
+            raise BadProgram(f"each choice must be a non-empty string, not {shown(choice)}")
         check_unicode(choice)
         refuse(choice, "a choice must be plain text, but this one contains an expression")
     return found

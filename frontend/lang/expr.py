@@ -51,6 +51,10 @@ class Expr:
 class _Node(Expr, msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of the expressions that are plain values."""
 
+    def __repr__(self) -> str:
+        parts = super().__repr__().replace(fstring.MARK, "")  # of a sequence: each ends with the mark
+        return f"<{parts}{fstring.MARK}>"
+
 
 class RawExpr(_Node, frozen=True):
     """Text in which control tokens are recognised."""
@@ -446,7 +450,7 @@ _NO_OPTIONS = GenOptions()
 def checked_name(name: object) -> str:
     """Returns `name`. BadProgram: it is not a valid name of a variable."""
     if not isinstance(name, str):
-        raise BadProgram(f"the name of a variable is a string, not {name!r}")
+        raise BadProgram(f"the name of a variable is a string, not {fstring.shown(name)}")
     if not name or name.startswith("__"):
         why = "names that begin with two underscores are reserved" if name else "it is empty"
         raise BadProgram(f"{name!r} cannot be the name of a variable: {why}")

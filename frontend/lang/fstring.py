@@ -27,6 +27,13 @@ MAX_KEPT = 65_536
 _TOKEN = str(10**23 + secrets.randbelow(9 * 10**23))
 _OPEN, _CLOSE = f"\ue0b1{_TOKEN}:", f":{_TOKEN}\ue0b2"
 _HINT = _OPEN[:8]  # what remains if a line break splits the token
+_CHANGED = (
+    "an expression inside this f-string was changed, cut apart, or put into a list or dict; append it as it is, or put "
+    "it directly into the f-string"
+)
+MARK = f" at 0x{_TOKEN}"
+"""The end of an expression's repr, which an f-string holds if a list with the expression was put into it. It looks like
+an address, so that code which removes addresses, as for the digest of an object, removes it too."""
 _embedded = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
@@ -66,7 +73,7 @@ class Embedder:
             if k % 2:
                 yield self._decode_body(part)
             elif part:
-                refuse(part, "an expression inside this f-string was cut apart or changed; append it as it is")
+                refuse(part, _CHANGED)
                 yield part
 
     def _decode_body(self, body: str) -> Any:
@@ -98,6 +105,12 @@ class Embedder:
 def holds_expression(text: str) -> bool:
     """Whether `text` contains an embedded expression or a part of one."""
     return _TOKEN in text or _HINT in text
+
+
+def shown(value: object, length: int | None = None) -> str:
+    """The repr of `value`, up to `length` characters, for an error message: without the random number, because people
+    append such messages to prompts."""
+    return repr(value).replace(MARK, "").replace(_TOKEN, "")[:length]
 
 
 def refuse(text: str, message: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.source_line import source_line
+from banyan.lang import fstring
 from banyan.lang.expr import Expr
 from banyan.lang.meta_info import meta_of_sample, meta_of_select
 from banyan.lang.output_types import OutputType, output_type
@@ -84,7 +85,7 @@ class LazyValue(Expr):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        return f"<Ref {self.name or self.number} of program {self.record.name}>"
+        return f"<Ref {self.name or self.number} of program {self.record.name}{fstring.MARK}>"
 
     @property
     def future(self) -> ValueFuture[wire.Value]:

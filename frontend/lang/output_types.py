@@ -16,7 +16,7 @@ from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hin
 import msgspec
 
 from banyan.lang import schema_check
-from banyan.lang.fstring import check_unicode
+from banyan.lang.fstring import check_unicode, shown
 from banyan.lang.json_types import Parse, check_keys, json_type
 from banyan.runtime.errors import BadOutput, BadProgram
 from banyan.runtime.protocol import text_forms
@@ -97,7 +97,7 @@ def _take(given: dict[str, Any]) -> OutputType:
     if name in ("json_schema", "schema"):
         return _from_text("json_schema", _schema_text(value))
     if value == "" or not isinstance(value, str | type if name == "dtype" else str):
-        raise BadProgram(f"{name} is {value!r:.80}; it must be a string")
+        raise BadProgram(f"{name} is {shown(value, 80)}; it must be a string")
     return _from_dtype(value) if name == "dtype" else _from_text(name, value)
 
 
@@ -252,7 +252,7 @@ def _schema_text(schema: Any) -> str:
     except (ValueError, TypeError, RecursionError) as e:
         raise BadProgram(f"json_schema is not valid JSON: {e}") from e
     if not isinstance(value, dict | bool):
-        raise BadProgram(f"json_schema must be the JSON text of an object, or a dict, not {schema!r:.80}")
+        raise BadProgram(f"json_schema must be the JSON text of an object, or a dict, not {shown(schema, 80)}")
     return text
 
 

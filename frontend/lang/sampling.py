@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from banyan.lang.fstring import check_unicode
+from banyan.lang.fstring import check_unicode, shown
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_COUNT, MAX_NUMBER, MAX_PRIORITY, MAX_TEMPLATE_KWARGS
@@ -209,7 +209,7 @@ def make(kind: type[T], asked: dict[str, Any]) -> T:
     except msgspec.ValidationError as e:
         why, _, name = str(e).rstrip("`").partition(" - at `$.")
         name = name.partition("[")[0]  # for an item of a list, name the list
-        given = f" {name}={asked[name]!r:.80}" if name in asked else ""
+        given = f" {name}={shown(asked[name], 80)}" if name in asked else ""
         raise BadProgram(f"bad option{given}: {why[:1].lower() + why[1:]}") from None
 
 

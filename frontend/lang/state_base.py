@@ -173,7 +173,9 @@ class StateBase:
             elif type(leaf) is RawExpr:
                 check_unicode(leaf.text)
             elif isinstance(leaf, LazyValue) and leaf.record is not self._record:
-                raise BadProgram(f"{leaf!r} belongs to another program; append its value: state[{leaf.name!r}]")
+                raise BadProgram(
+                    f"the ref {leaf.name!r} belongs to another program; append its value: state[{leaf.name!r}]"
+                )
             elif isinstance(leaf, ImageExpr) and not self._record.backend.welcome.images:
                 welcome = self._record.backend.welcome
                 raise Unsupported(f"image: {welcome.no_images or f'the model {welcome.model} takes only text'}")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
 
 import msgspec
 
+from banyan.lang import fstring
 from banyan.lang.json_types import needs_pydantic
 from banyan.lang.output_types import reason
 from banyan.runtime.errors import BadProgram
@@ -168,7 +169,7 @@ def toolbox(
 ) -> Toolbox:
     """The toolbox of a gen. BadProgram: a limit is out of range, or an item is not a function."""
     if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):
-        raise BadProgram(f"tools is {tools!r:.80}; it must be a list of tools")
+        raise BadProgram(f"tools is {fstring.shown(tools, 80)}; it must be a list of tools")
     if not isinstance(max_rounds, int) or not 0 <= max_rounds <= 1000:
         raise BadProgram(f"max_rounds is {max_rounds!r}; it must be an integer from 0 to 1000")
     if not isinstance(tool_timeout, int | float) or not tool_timeout > 0:
@@ -178,7 +179,7 @@ def toolbox(
     checked: list[Tool] = []
     for item in tools:
         if not callable(item):
-            raise BadProgram(f"{item!r:.80} is not a tool; decorate a function with @bn.tool")
+            raise BadProgram(f"{fstring.shown(item, 80)} is not a tool; decorate a function with @bn.tool")
         checked.append(item if isinstance(item, Tool) else _tool_of(item))
     timeout = None if tool_timeout == float("inf") else tool_timeout
     return Toolbox(tuple(checked), max_rounds, timeout, max_tool_output)

@@ -205,6 +205,26 @@ def test_other_objects_are_refused(make: Callable[[str], Any], mock: bn.Mock, tm
         bound.run_batch([{"x": make(name)} for name in "abc"], checkpoint=path)
 
 
+DIGEST = """
+import sys, banyan as bn
+from banyan.execution.batch_file import BatchFile
+
+class Step:
+    def __repr__(self):
+        return f"Step({self.what!r})"
+
+step = Step()
+step.what = [bn.assistant(bn.gen("x"))]
+print(BatchFile(sys.argv[1]).digest({"x": step}))
+"""
+
+
+def test_objects_that_show_an_expression_are_the_same_in_each_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DIGEST, str(tmp_path / "out.jsonl")]
+    first, second = (subprocess.check_output(command, timeout=100) for _ in range(2))
+    assert first == second
+
+
 def test_bodies_may_change_their_arguments(mock: bn.Mock, tmp_path: Path) -> None:
     @bn.function
     def program(s: bn.State, messages: list[str], done: list[str]) -> None:

@@ -161,7 +161,7 @@ def test_f_string_keeps_its_expressions() -> None:
 def test_every_string_conversion_keeps_the_expression() -> None:
     for text in (str(bn.gen("x")), "{}".format(bn.gen("x")), "%s" % bn.gen("x"), f"{bn.gen('x')!s}"):  # noqa: UP031
         assert leaves(text) == [GenExpr("x")]
-    assert repr(bn.gen("x")).startswith("GenExpr(name='x'")
+    assert repr(bn.gen("x")).startswith("<GenExpr(name='x'")
 
 
 @examples(

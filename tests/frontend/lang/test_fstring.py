@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import textwrap
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -138,6 +140,46 @@ def test_expression_in_plain_text_arguments_is_refused() -> None:
         bn.raw(f"<b>{bn.gen('x')}")
     with pytest.raises(bn.BadProgram, match="a choice must be plain text"):
         bn.select("s", ["a", f"{bn.gen('x')}"])
+
+
+def test_expressions_in_a_list_inside_an_f_string_are_refused() -> None:
+    def body(s: bn.State) -> None:
+        s += bn.gen("a") + bn.gen("b")
+        for found in ([s.ref("a"), s.ref("b")], {"a": s.ref("a")}, (bn.gen("c"),), [bn.user("c")]):
+            with pytest.raises(bn.BadProgram, match="put into a list or dict"):
+                s += f"Compare {found}."
+
+    assert run(body).text() == "<a><b>"
+
+
+def test_repr_of_an_expression_has_one_address() -> None:
+    assert re.fullmatch("<GenExpr.name='c'.* at 0x[0-9]+>", repr(bn.gen("c")))
+    turn = repr(bn.user(bn.gen("c")))
+    assert re.fullmatch(r"<Seq\(parts=\(<RoleBegin\(role='user'\)>, <GenExpr.* at 0x[0-9]+>", turn)
+    assert turn.count(" at 0x") == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: bn.select("s", ["a", x]),
+        lambda x: bn.gen("y", max_tokens=x),
+        lambda x: bn.gen("y", stop=[x]),
+        lambda x: bn.gen("y", regex=x),
+        lambda x: bn.gen("y", dtype=x),
+        lambda x: bn.gen("y", tools=[x]),
+        lambda x: bn.gen(x),
+    ],
+)
+@pytest.mark.parametrize("what", ["ref", "gen"])
+def test_errors_about_expressions_can_be_appended(call: Callable[[Any], Any], what: str) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.gen("a")
+        with pytest.raises((bn.BadProgram, bn.Unsupported)) as raised:
+            call(s.ref("a") if what == "ref" else bn.gen("c"))
+        s += f"{raised.value}"
+
+    run(body)
 
 
 def test_ref_of_an_ended_program_is_refused() -> None:
