@@ -9,7 +9,7 @@ The text of a plain `str` never becomes a control token, such as <|im_end|>. Use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -504,9 +504,22 @@ def _parts(expr: Any) -> Iterable[Any]:
         return [part for item in expr for part in _parts(item)]
     if expr is None:
         raise BadProgram("None was appended; does a function lack its return?")
-    instead = getattr(expr, "_instead", "to append its text, use str(...)")
-    kind = type(expr).__name__
+    kind, instead = type(expr).__name__, getattr(expr, "_instead", None) or _advice(expr)
     raise BadProgram(f"a value of type {kind} cannot be appended, only strings and expressions; {instead}")
+
+
+def _advice(value: object) -> str:
+    """What to append instead of a value that cannot be appended."""
+    match value:
+        case Awaitable():
+            return "to append its result, await it, in an `async def`"
+        case AsyncIterator():
+            return "to append its items, use [item async for item in ...], in an `async def`"
+        case Iterator():
+            return "to append its items, use list(...)"
+        case bytes() | bytearray():
+            return "to append its text, use .decode()"
+    return "to append its text, use str(...)"
 
 
 _embedder = fstring.Embedder(Appended | RawExpr | ImageExpr | RoleBegin | RoleEnd | GenExpr | SelectExpr)

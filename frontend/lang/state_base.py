@@ -640,6 +640,8 @@ class StateKV:
 class Group(Generic[S]):
     """The branches of a fork, in order. Each branch begins with the text and variables of its parent."""
 
+    _instead = "to append the texts of the branches, use join('concat')"
+
     __slots__ = ("_parent", "_states")
 
     def __init__(self, states: list[S], parent: StateBase) -> None:

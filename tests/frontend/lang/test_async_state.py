@@ -107,6 +107,9 @@ def test_blocking_calls_in_async_programs_are_refused(run_loop: Any, slow_mock: 
         with pytest.raises(bn.BadProgram, match=r"write `await s.text\(\)`"):
             s += f"So far: {s}"
         assert str(s) == repr(s)
+        with pytest.raises(bn.BadProgram, match=r"coroutine cannot be appended.*await it, in an `async def`"):
+            s += (value := s.value("a"))
+        value.close()
         await s.value("a")
         assert s["a"] == "<a>"
 

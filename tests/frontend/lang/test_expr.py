@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
 
@@ -60,9 +61,26 @@ def test_expressions_are_immutable_and_compare_by_value() -> None:
         gen.name = "y"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("invalid", [5, 1.5, b"bytes", {"a": 1}, {"a"}, object()])
+@pytest.mark.parametrize("invalid", [5, 1.5, {"a": 1}, {"a"}, object()])
 def test_invalid_expression_is_refused(invalid: Any) -> None:
     with pytest.raises(bn.BadProgram, match=rf"{type(invalid).__name__} cannot be appended.*str\("):
+        leaves(["a", invalid])
+
+
+async def words() -> AsyncIterator[str]:
+    yield "a"
+
+
+@pytest.mark.parametrize(
+    ("invalid", "advice"),
+    [
+        (b"bytes", r"\.decode\(\)"),
+        (map(str, [1]), r"list\(\.\.\.\)"),
+        (words(), r"\[item async for item in \.\.\.\], in an `async def`"),
+    ],
+)
+def test_advice_fits_the_invalid_expression(invalid: Any, advice: str) -> None:
+    with pytest.raises(bn.BadProgram, match=f"cannot be appended.*{advice}"):
         leaves(["a", invalid])
 
 

@@ -187,6 +187,8 @@ def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
             s.fork(1).join("sum")  # type: ignore[arg-type]
         with pytest.raises(bn.BadProgram, match="0 branches"):
             s.fork(0)
+        with pytest.raises(bn.BadProgram, match=r"Branches cannot be appended.*join\('concat'\)"):
+            s += s.fork(2)
 
     run(body)
 
