@@ -34,7 +34,7 @@ from banyan.lang.expr import (
     leaves,
 )
 from banyan.lang.expr import role as turn
-from banyan.lang.fstring import check_unicode
+from banyan.lang.fstring import check_unicode, shown
 from banyan.lang.lazy_value import JoinedValues, LazyValue, ReasoningText, read
 from banyan.lang.sampling import mix
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
@@ -505,6 +505,9 @@ class StateBase:
         self._check_open()
         if position_ids_offset is not None:
             warn("position_ids_offset is ignored, as in SGLang: a branch continues at the position of its parent")
+        if not hasattr(size, "__index__"):
+            each = "; `branches += [...]` gives each branch its text" if isinstance(size, list | tuple) else ""
+            raise BadProgram(f"fork({shown(size, 80)}): fork takes the number of branches{each}")
         if size < 1:
             raise BadProgram(f"a fork of {size} branches; it needs at least one")
         self._transcript.n_draws += 1

@@ -187,6 +187,10 @@ def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
             s.fork(1).join("sum")  # type: ignore[arg-type]
         with pytest.raises(bn.BadProgram, match="0 branches"):
             s.fork(0)
+        with pytest.raises(bn.BadProgram, match=r"fork\(\['a', 'b'\]\): fork takes the number of branches; `branches"):
+            s.fork(["a", "b"])  # type: ignore[arg-type]
+        with pytest.raises(bn.BadProgram, match=r"fork\(2.0\): fork takes the number of branches$"):
+            s.fork(2.0)  # type: ignore[arg-type]
         with pytest.raises(bn.BadProgram, match=r"Branches cannot be appended.*join\('concat'\)"):
             s += s.fork(2)
 
