@@ -377,7 +377,7 @@ class Program(Typed[Args, R_co]):
             elif name in RUN_OPTIONS:
                 given[name] = value
             else:
-                hint = near(name, [*self._parameters, *RUN_OPTIONS])
+                hint = _hint(name, value, [*self._parameters, *RUN_OPTIONS])
                 raise TypeError(f"{self.name} has no parameter {name!r}, and run no such option{hint}")
         return own, _options(given, opts, self._defaults)
 
@@ -420,7 +420,7 @@ class Program(Typed[Args, R_co]):
     def _batch_options(self, opts: Options | None, kwargs: Mapping[str, Any]) -> Options:
         if unknown := kwargs.keys() - RUN_OPTIONS:
             name = unknown.pop()
-            raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
+            raise TypeError(f"run_batch has no option {name!r}{_hint(name, kwargs[name], RUN_OPTIONS)}")
         options = _options(kwargs, opts, self._defaults)
         if options.stream:
             raise Unsupported("stream: a batch returns finished states; use generator_style=True, or run(stream=True)")
@@ -509,6 +509,13 @@ def _chosen(opts: Options | None) -> dict[str, Any]:
     """The options that differ from their defaults."""
     asked = {} if opts is None else structs.asdict(opts)
     return {name: value for name, value in asked.items() if value != getattr(_NO_OPTIONS, name)}
+
+
+def _hint(name: str, value: Any, names: Iterable[str]) -> str:
+    """The end of an error message for the option `name`, which does not exist: what may have been meant."""
+    if hasattr(value, "program"):
+        return "; the backend of a run is given as backend="
+    return near(name, names) or f"; the options of a run are {', '.join(sorted(RUN_OPTIONS))}"
 
 
 _NO_OPTIONS = Options()

@@ -98,6 +98,8 @@ def test_opts_set_options_hidden_by_parameters(mock: bn.Mock) -> None:
         (("q",), {"question": "q"}, "multiple values"),
         (("q",), {"stile": "x"}, "no parameter 'stile'.*did you mean 'style'"),
         (("q",), {"temprature": 1}, "did you mean 'temperature'"),
+        (("q",), {"runtime": bn.Mock("x")}, "no such option; the backend of a run is given as backend="),
+        (("q",), {"runtime": "x"}, "no such option; the options of a run are adapter, backend, "),
     ],
 )
 def test_invalid_arguments_raise_type_error(
@@ -123,6 +125,8 @@ def test_bind_sets_default_arguments(mock: bn.Mock) -> None:
     items = [{"question": "i"}]
     assert bound.run_batch(items)[0].text() == "long: i <a>"
     assert items == [{"question": "i"}]
+    with pytest.raises(TypeError, match="run_batch has no option 'runtime'; the backend of a run is given as backend="):
+        bound.run_batch(items, runtime=bn.Mock("x"))  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="did you mean 'question'"):
         qa.bind(qestion="x")
     with pytest.raises(TypeError, match=r"no parameter 'temperature'; for an option, write opts=Options\(temperature"):
