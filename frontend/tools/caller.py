@@ -9,7 +9,7 @@ is not an Exception, such as SystemExit, ends the program.
 from __future__ import annotations
 
 import asyncio
-import math
+import json
 import os
 import threading
 import time
@@ -262,14 +262,12 @@ def _tool_turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON.
-    TypeError: the result, or a part of it, has no text that tells the model anything."""
-    if hasattr(value, "model_dump_json"):  # a pydantic model
+    """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON, with
+    NaN and Infinity. TypeError: the result, or a part of it, has no text that tells the model anything."""
+    if hasattr(value, "model_dump_json"):  # a pydantic model, which may have settings of its own for JSON
         return str(value.model_dump_json())
     builtins = msgspec.to_builtins(value, enc_hook=_plain)
-    if isinstance(builtins, float) and not math.isfinite(builtins):
-        return str(builtins)  # JSON would have null
-    text = builtins if isinstance(builtins, str) else msgspec.json.encode(builtins).decode()
+    text = builtins if isinstance(builtins, str) else json.dumps(builtins, ensure_ascii=False, separators=(",", ":"))
     fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
     return text
 

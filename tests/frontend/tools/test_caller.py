@@ -75,6 +75,15 @@ class Model(pydantic.BaseModel):
     tags: list[str] = []
 
 
+class Length(pydantic.BaseModel):
+    """A model that writes its JSON itself."""
+
+    cm: float
+
+    def model_dump_json(self, **options: Any) -> str:
+        return '{"cm":"long"}'
+
+
 # ---- calls and results ---------------------------------------------------------------------------------------------
 
 
@@ -175,8 +184,12 @@ def test_tools_run_in_the_context_of_the_append() -> None:
         ("name\udcff", "name\\udcff"),
         ([datetime.date(2027, 3, 6)], '["2027-03-06"]'),
         (datetime.date(2027, 3, 6), "2027-03-06"),
-        (-math.inf, "-inf"),
-        (math.nan, "nan"),
+        (-math.inf, "-Infinity"),
+        (math.nan, "NaN"),
+        ({"a": [math.nan, None]}, '{"a":[NaN,null]}'),
+        ([Length(cm=math.inf)], '[{"cm":Infinity}]'),
+        (Length(cm=math.inf), '{"cm":"long"}'),
+        ([2**70, "name\udcff"], '[1180591620717411303424,"name\\udcff"]'),
     ],
 )
 def test_result_is_converted_to_text(value: Any, text: str) -> None:
