@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import threading
 import time
 import weakref
@@ -273,16 +274,21 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`plain`, but TypeError for a value whose text would be only its class and its address."""
+    """`plain`, but TypeError for a value whose text would be only its class or name, and an address."""
     kind: Any = type(value)
-    if isinstance(value, Iterator | AsyncIterator):
+    if isinstance(value, Iterator | AsyncIterator) and kind.__str__ is object.__str__:
         raise TypeError(f"the result holds an iterator of class {kind.__qualname__}; return a list of its items")
-    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+    found = plain(value)
+    if isinstance(found, str) and _only_address.fullmatch(found):
         raise TypeError(
             f"the result holds an object of class {kind.__qualname__}, which has no text; "
             "return a str, a dict or a dataclass"
         )
-    return plain(value)
+    return found
+
+
+_only_address = re.compile("<[^=:,(]* at 0x[0-9a-fA-F]+>+")
+"""The repr of an object without a text, a function or a method; with one of the characters, a repr shows content."""
 
 
 def _reason(error: BaseException) -> str:

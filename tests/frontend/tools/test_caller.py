@@ -84,6 +84,29 @@ class Length(pydantic.BaseModel):
         return '{"cm":"long"}'
 
 
+class Order:
+    """An object with a repr that ends with an address."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"<Order {self.number}: paid at 0x7f>"
+
+
+class Cursor:
+    """An iterator with a text of its own."""
+
+    def __iter__(self) -> Cursor:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+    def __str__(self) -> str:
+        return "row 3 of 9"
+
+
 # ---- calls and results ---------------------------------------------------------------------------------------------
 
 
@@ -184,6 +207,8 @@ def test_tools_run_in_the_context_of_the_append() -> None:
         ("name\udcff", "name\\udcff"),
         ([datetime.date(2027, 3, 6)], '["2027-03-06"]'),
         (datetime.date(2027, 3, 6), "2027-03-06"),
+        (Cursor(), "row 3 of 9"),
+        ([Order(17)], '["<Order 17: paid at 0x7f>"]'),
         (-math.inf, "-Infinity"),
         (math.nan, "NaN"),
         ({"a": [math.nan, None]}, '{"a":[NaN,null]}'),
@@ -220,6 +245,17 @@ async def numbers() -> AsyncIterator[int]:
         (
             lambda: [{"a": Opaque()}],
             "an object of class Opaque, which has no text; return a str, a dict or a dataclass",
+        ),
+        (lambda: numbers, "an object of class function, which has no text; return a str, a dict or a dataclass"),
+        (
+            lambda: Cursor().__iter__,
+            "an object of class method, which has no text; return a str, a dict or a dataclass",
+        ),
+        (threading.Lock, "an object of class lock, which has no text; return a str, a dict or a dataclass"),
+        (lambda: lambda: 1, "an object of class function, which has no text; return a str, a dict or a dataclass"),
+        (
+            lambda: Opaque().__str__,
+            "an object of class method-wrapper, which has no text; return a str, a dict or a dataclass",
         ),
     ],
 )
