@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from banyan.execution.feed import Feed
 from banyan.lang.expr import Expression, GenExpr, Leaf, leaves
 from banyan.lang.lazy_value import LazyValue, fork_error, lazy_values, read_object
-from banyan.lang.state_base import OnError, StateBase, check_on_error
+from banyan.lang.state_base import OnError, StateBase, check_on_error, flat
 from banyan.runtime.errors import BadOutput, BadProgram, BanyanError, ForkError, Unsupported
 from banyan.runtime.future import when_all_done
 
@@ -114,7 +114,7 @@ class Ranking(BranchChoice[P]):
 
 
 class Race(BranchChoice[P]):
-    """Keeps the first `k` branches that finish without an error."""
+    """Keeps the first `k` branches that finish without an error, and whose variables are valid for their types."""
 
     def __init__(self, states: Sequence[P], k: int) -> None:
         super().__init__(states, "collect")
@@ -125,8 +125,21 @@ class Race(BranchChoice[P]):
 
     def add(self, i: int) -> bool:
         if not self.has_failed(i):
-            self._finished.append(i)
+            try:
+                self._check_outputs(self._states[i])
+            except BadOutput as e:
+                self._fail(i, e)
+            else:
+                self._finished.append(i)
         return len(self._finished) == self._k
+
+    def _check_outputs(self, state: StateBase) -> None:
+        """BadOutput: a variable that the branch generated is not valid for its type. A body that met the error and went
+        on has dealt with it."""
+        own = set(flat(state._refs))
+        for value in state._values.values():
+            if isinstance(value, LazyValue) and value.number in own and not value.was_refused:
+                value.value()
 
     def winners(self) -> list[P]:
         return self._keep(self._finished, self._k)

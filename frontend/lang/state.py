@@ -229,7 +229,8 @@ class Branches(Group[State]):
     def first(self, k: int | None = None) -> State | list[State]:
         """The branch that finishes first, or the first `k` in the order in which they finish. The others are dropped.
 
-        ForkError: so many branches failed that fewer than `k` remain.
+        A branch with a variable that is not valid for its type counts as failed, unless the program has already read it
+        and met the error. ForkError: so many branches failed that fewer than `k` remain.
         """
         winners = self._decide(branch_choice.Race(self._states, 1 if k is None else k)).winners()
         return winners[0] if k is None else winners

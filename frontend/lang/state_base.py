@@ -450,7 +450,7 @@ class StateBase:
 
     def _futures(self) -> list[ValueFuture[wire.Value]]:
         """The futures of all gens and selects of this state and its branches."""
-        return [self._record.program.future(ref) for ref in _flat(self._refs)]
+        return [self._record.program.future(ref) for ref in flat(self._refs)]
 
     def _repr_html_(self) -> str:
         """The state in a notebook: its text and outputs as far as they are known. Never waits."""
@@ -602,9 +602,10 @@ def _wire_part(leaf: Leaf) -> wire.Part:
 _END = wire.EndTurn()
 
 
-def _flat(refs: list[Any]) -> Iterator[int]:
+def flat(refs: list[Any]) -> Iterator[int]:
+    """The numbers in nested lists."""
     for ref in refs:
-        yield from _flat(ref) if isinstance(ref, list) else (ref,)
+        yield from flat(ref) if isinstance(ref, list) else (ref,)
 
 
 class StateKV:

@@ -186,6 +186,43 @@ def test_first_k_skips_failed_branches(run: Any, echo: Any, branches: Any) -> No
     run(body, ordered.mock)
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_first_skips_branches_with_invalid_outputs(k: int, run: Any) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.gen("text", type=int)
+        forks = s.fork(3)
+        forks += s.ref("text") + bn.gen("n", type=int)
+        if k == 1:
+            assert forks.first() is forks[1]
+            return
+        with pytest.raises(bn.ForkError, match="2 of 3 branches failed; branch 0 failed: not a valid int: 'five'"):
+            forks.first(k)
+
+    run(body, bn.Mock({"text": "none", "n": ["five", "6", "seven"]}))
+
+
+def test_first_takes_a_branch_whose_body_dealt_with_an_invalid_output(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        (branch,) = forks = s.fork(1)
+        branch += bn.gen("n", type=int)
+        with pytest.raises(bn.BadOutput):
+            branch.value("n")
+        branch += " I mean " + bn.gen("again", type=int)
+        assert forks.first() is branch
+
+    run(body, bn.Mock({"n": "five", "again": "5"}))
+
+
+def test_first_takes_a_branch_that_replaced_an_invalid_output(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        (branch,) = forks = s.fork(1)
+        branch += bn.gen("n", type=int)
+        branch += " I mean " + bn.gen("n", type=int)
+        assert forks.first() is branch
+
+    run(body, bn.Mock({"n": ["five", "5"]}))
+
+
 def test_first_k_raises_if_too_few_succeed(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.ForkError, match="2 of 3 branches failed") as e:
