@@ -451,6 +451,7 @@ def checked_name(name: object) -> str:
     """Returns `name`. BadProgram: it is not a valid name of a variable."""
     if not isinstance(name, str):
         raise BadProgram(f"the name of a variable is a string, not {fstring.shown(name)}")
+    fstring.refuse(name, "the name of a variable is plain text, but this contains an expression")
     if not name or name.startswith("__"):
         why = "names that begin with two underscores are reserved" if name else "it is empty"
         raise BadProgram(f"{name!r} cannot be the name of a variable: {why}")

@@ -113,6 +113,11 @@ def shown(value: object, length: int | None = None) -> str:
     return repr(value).replace(MARK, "").replace(_TOKEN, "")[:length]
 
 
+def check_option(name: str, text: str) -> None:
+    """BadProgram: the text of the option `name` contains an embedded expression. No server inserts values there."""
+    refuse(text, f"{name} takes plain text, but this contains an expression; s['x'] is the text of a gen")
+
+
 def refuse(text: str, message: str) -> None:
     """Raise BadProgram if `text` contains an embedded expression."""
     if holds_expression(text):

@@ -16,7 +16,7 @@ from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hin
 import msgspec
 
 from banyan.lang import schema_check
-from banyan.lang.fstring import check_unicode, shown
+from banyan.lang.fstring import check_option, check_unicode, shown
 from banyan.lang.json_types import Parse, check_keys, json_type
 from banyan.runtime.errors import BadOutput, BadProgram
 from banyan.runtime.protocol import text_forms
@@ -231,6 +231,7 @@ def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
 @lru_cache(_CACHE_SIZE)
 def _from_text(kind: Any, text: str) -> OutputType:
     """The output type of a constraint given as text. kind: "regex", "json_schema" or "grammar"."""
+    check_option(kind, text)
     names = {"regex": f"match of {text!r:.80}", "grammar": "text of the grammar"}
     if kind != "json_schema":
         return OutputType(names[kind], ConstraintSpec(kind, text), str)

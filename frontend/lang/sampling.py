@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from banyan.lang.fstring import check_unicode, shown
+from banyan.lang.fstring import check_option, check_unicode, shown
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_COUNT, MAX_NUMBER, MAX_PRIORITY, MAX_TEMPLATE_KWARGS
@@ -114,11 +114,15 @@ class GenOptions(
                     raise ValueError(f"{name} holds an empty string, which would end every output at once")
                 for stop in stops:
                     check_unicode(stop)
+                    check_option(name, stop)
                 msgspec.structs.force_setattr(self, name, stops)
         if isinstance(self.chat_template_kwargs, dict):
             msgspec.structs.force_setattr(self, "chat_template_kwargs", _as_json(self.chat_template_kwargs))
-        if len(self.chat_template_kwargs or "") > MAX_TEMPLATE_KWARGS:
+        kwargs: Any = self.chat_template_kwargs or ""  # never a dict by now
+        if len(kwargs) > MAX_TEMPLATE_KWARGS:
             raise ValueError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS} characters as JSON")
+        check_option("chat_template_kwargs", kwargs)
+        check_option("adapter", self.adapter or "")
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
         """`base`, overridden by the options that are set here, except `seed`: see `mix`."""

@@ -140,6 +140,33 @@ def test_expression_in_plain_text_arguments_is_refused() -> None:
         bn.raw(f"<b>{bn.gen('x')}")
     with pytest.raises(bn.BadProgram, match="a choice must be plain text"):
         bn.select("s", ["a", f"{bn.gen('x')}"])
+    with pytest.raises(bn.BadProgram, match="name of a variable is plain text"):
+        bn.gen(f"__{bn.gen('x')}")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("stop", ["a", SEALED]),
+        ("stop_regex", SEALED),
+        ("regex", SEALED),
+        ("json_schema", {"enum": [SEALED]}),
+        ("schema", json.dumps({"enum": [SEALED]})),
+        ("grammar", SEALED),
+        ("adapter", SEALED),
+        ("chat_template_kwargs", {"date": SEALED}),
+    ],
+    ids=range(8),  # the markers differ from process to process
+)
+def test_expression_in_an_option_is_refused(option: str, value: Any) -> None:
+    with pytest.raises(bn.BadProgram, match=f"{option} takes plain text"):
+        bn.gen("y", **{option: value})
+    if option in ("adapter", "chat_template_kwargs"):
+        with pytest.raises(bn.BadProgram, match=f"{option} takes plain text"):
+            bn.select("y", ["a"], **{option: value})
+    if option == "stop":
+        with pytest.raises(bn.BadProgram, match="stop takes plain text"):
+            run(lambda s: None, stop=value)
 
 
 def test_expressions_in_a_list_inside_an_f_string_are_refused() -> None:
