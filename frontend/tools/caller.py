@@ -18,7 +18,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -267,10 +267,20 @@ def _text(value: Any) -> str:
     NaN and Infinity. TypeError: the result, or a part of it, has no text that tells the model anything."""
     if hasattr(value, "model_dump_json"):  # a pydantic model, which may have settings of its own for JSON
         return str(value.model_dump_json())
-    builtins = msgspec.to_builtins(value, enc_hook=_plain)
-    text = builtins if isinstance(builtins, str) else json.dumps(builtins, ensure_ascii=False, separators=(",", ":"))
+    builtins = msgspec.to_builtins(value, builtin_types=_BYTES, enc_hook=_plain)
+    text = builtins if isinstance(builtins, str) else _as_json(builtins)
     fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
     return text
+
+
+_BYTES = (bytes, bytearray, memoryview)  # msgspec would write them in base64
+
+
+def _refuse_bytes(value: Any) -> NoReturn:
+    raise TypeError(f"the result holds {type(value).__qualname__}; return a str, such as value.decode()")
+
+
+_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_refuse_bytes).encode
 
 
 def _plain(value: Any) -> Any:

@@ -246,6 +246,8 @@ async def numbers() -> AsyncIterator[int]:
             lambda: [{"a": Opaque()}],
             "an object of class Opaque, which has no text; return a str, a dict or a dataclass",
         ),
+        (lambda: b"text", "bytes; return a str, such as value.decode()"),
+        (lambda: {"a": [bytearray(1)]}, "bytearray; return a str, such as value.decode()"),
         (lambda: numbers, "an object of class function, which has no text; return a str, a dict or a dataclass"),
         (
             lambda: Cursor().__iter__,
