@@ -286,6 +286,8 @@ _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 def _plain(value: Any) -> Any:
     """`plain`, but TypeError for a value whose text would be only its class or name, and an address."""
     kind: Any = type(value)
+    if hasattr(kind, "_instead"):  # a state, whose text is the whole prompt, or branches
+        raise TypeError(f"the result holds {kind.__name__}; return the text of a variable, such as state['x']")
     if isinstance(value, Iterator | AsyncIterator) and kind.__str__ is object.__str__:
         raise TypeError(f"the result holds an iterator of class {kind.__qualname__}; return a list of its items")
     found = plain(value)

@@ -230,6 +230,11 @@ class Opaque:
     """A class without a text of its own."""
 
 
+@bn.function
+def ask(s: bn.State, question: str) -> None:
+    s += bn.user(question) + bn.assistant(bn.gen("x"))
+
+
 async def numbers() -> AsyncIterator[int]:
     yield 1
 
@@ -246,6 +251,7 @@ async def numbers() -> AsyncIterator[int]:
             lambda: [{"a": Opaque()}],
             "an object of class Opaque, which has no text; return a str, a dict or a dataclass",
         ),
+        (lambda: ask.run("q"), "State; return the text of a variable, such as state['x']"),
         (lambda: b"text", "bytes; return a str, such as value.decode()"),
         (lambda: {"a": [bytearray(1)]}, "bytearray; return a str, such as value.decode()"),
         (lambda: numbers, "an object of class function, which has no text; return a str, a dict or a dataclass"),
