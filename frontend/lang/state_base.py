@@ -652,6 +652,9 @@ class Group(Generic[S]):
         """Created by states."""
         self._states, self._parent = states, parent
 
+    def __format__(self, spec: str) -> str:
+        raise BadProgram(f"branches have no text for an f-string; {self._instead}")
+
     def __len__(self) -> int:
         return len(self._states)
 

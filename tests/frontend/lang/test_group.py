@@ -193,6 +193,8 @@ def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
             s.fork(2.0)  # type: ignore[arg-type]
         with pytest.raises(bn.BadProgram, match=r"Branches cannot be appended.*join\('concat'\)"):
             s += s.fork(2)
+        with pytest.raises(bn.BadProgram, match=r"no text for an f-string.*join\('concat'\)"):
+            s += f"Compare {s.fork(2)}"
 
     run(body)
 
