@@ -108,8 +108,10 @@ class Ranking(BranchChoice[P]):
             self._fail(i, e)
 
     def winners(self, k: int) -> list[P]:
-        """The best `k` branches, the best first; fewer if there are fewer."""
-        order = sorted(sorted(self.scores), key=self.scores.__getitem__, reverse=True)
+        """The best `k` branches, the best first; fewer if there are fewer. Those with a score of nan are last."""
+        scored = [(i, self.scores[i]) for i in sorted(self.scores)]
+        order = sorted((i for i, x in scored if x == x), key=self.scores.__getitem__, reverse=True)
+        order += (i for i, x in scored if x != x)
         return self._keep(order[:k], 1)
 
 

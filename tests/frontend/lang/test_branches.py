@@ -160,6 +160,16 @@ def test_best_raises_errors_of_the_key_unchanged(run: Any, echo: Any, branches: 
     run(body, bn.Mock(echo))
 
 
+def test_branch_with_a_score_of_nan_is_last(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, "nan", "1", "nan", "2")
+        with pytest.raises(TypeError, match="not supported between"):
+            forks.best(lambda branch: None)
+        assert forks.best(lambda branch: float(branch["a"])) is forks[3]
+
+    run(body, bn.Mock(echo))
+
+
 # ---- first, as_completed -------------------------------------------------------------------------------------------
 
 
