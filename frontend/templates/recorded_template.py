@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from banyan.backends.base import Backend
 from banyan.lang import fstring
-from banyan.lang.lazy_value import JoinedValues, LazyValue, ReasoningText
+from banyan.lang.lazy_value import JoinedValues, LazyValue, ReasoningText, lazy_values
 from banyan.lang.sampling import mix
 from banyan.lang.state_base import StateBase
 from banyan.runtime.errors import Unsupported
@@ -141,6 +141,8 @@ def _check_value(value: Any, state: StateBase) -> None:
         for one in value.values:
             _check_value(one, state)
         return
+    if any(ref.record is not state._record for ref in lazy_values(value)):
+        raise Unsupported("a ref of another program is stored, and a template has no number for it")
     if isinstance(value, str) and fstring.holds_expression(value):
         raise Unsupported("a string that contains an argument or a gen is stored, not appended")
     plain = str | int | float | bytes | None | LazyValue | ArgumentSlot | ReasoningText

@@ -405,6 +405,20 @@ def keeps(s: bn.State, x: str) -> None:
 
 
 @bn.function
+def asks(s: bn.State) -> None:
+    s += "first " + bn.gen("old")
+
+
+OLD = asks.run(backend=bn.Mock("<old>"))
+
+
+@bn.function
+def keeps_a_ref(s: bn.State, x: str) -> None:
+    s["old"] = OLD.ref("old")
+    s += x + bn.gen("a")
+
+
+@bn.function
 def hurries(s: bn.State, x: str) -> None:
     s += x + bn.gen("a", timeout=30)
 
@@ -439,6 +453,7 @@ def catches_its_adoption(s: bn.State, x: str) -> None:
         (draws, "it appends different things for the same arguments"),
         (makes, "a list that the body created is stored"),
         (keeps, "a string that contains an argument or a gen is stored"),
+        (keeps_a_ref, "a ref of another program is stored"),
         (hurries, "gen 'a' .* has a timeout of its own"),
         (catches_its_read, "it reads a generated value"),
         (catches_its_adoption, "it reads a generated value"),
@@ -448,9 +463,10 @@ def catches_its_adoption(s: bn.State, x: str) -> None:
 def test_program_without_a_template_runs_its_body(program: bn.Program, match: str) -> None:
     backend, compiled = TemplateMock(), compile(program)
     for x in ("1", "2"):
-        text = results_of(compiled.run(x, backend=backend))["text"]
+        results = results_of(compiled.run(x, backend=backend))
+        text = results["text"]
         assert text.startswith(x)
-        assert program is draws or text == program.run(x, backend=bn.Mock(script)).text()
+        assert program is draws or results == results_of(program.run(x, backend=bn.Mock(script)))
     assert backend.n_defined == 0
     assert re.search(f"runs its body every time: .*{match}", compiled.explain())
 
