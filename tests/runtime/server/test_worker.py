@@ -388,7 +388,7 @@ def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=f"{other} has another image processor than old"):
             worker.Server._find_weights(server, str(other))
     assert worker.Server._find_weights(server, str(same)) == same
-    worker.Server._has_weights(server, same)
+    worker.Server._on_weights(server, same)
     assert msgspec.msgpack.decode(server.images._helper.hello, type=ProcessStart).directory == str(same)
 
 
