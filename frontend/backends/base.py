@@ -16,7 +16,7 @@ class OpenProgram(Protocol):
 
     @property
     def first_error(self) -> BaseException | None:
-        """The first error of its values, other than Cancelled."""
+        """The first error of the program's values, other than Cancelled; None: there is none."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         """Run `ops` after those that were submitted before. Does not wait for them. last: no more ops will follow."""
@@ -40,7 +40,8 @@ class OpenProgram(Protocol):
         """
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback`, which must not wait, each time that gen or select `ref` waits for Results.
+        """Call `callback`, which must not wait, each time that gen or select `ref` needs Results: of tools, of a check
+        of its output, or of a choice.
 
         Must be called before the op is submitted.
         """

@@ -16,7 +16,7 @@ CURRENT: ContextVar[Backend | None] = ContextVar("banyan_backend", default=None)
 
 _default: Backend | None = None
 _server: str | None = None
-"""The running server that `banyan run` was told to use; "": none; None: `banyan run` does not run this process."""
+"""The running server that `banyan run` uses; "": it uses none; None: `banyan run` does not run this process."""
 
 
 def set_default_backend(backend: Backend | None) -> None:
@@ -35,7 +35,7 @@ def set_default_backend(backend: Backend | None) -> None:
 
 
 def set_default_of_command(backend: Backend, server: str) -> None:
-    """For `banyan run`: its default backend, and the running server that this connects to, "" if there is none."""
+    """Set the default backend of `banyan run`. server: the running server that `backend` connects to; "": none."""
     global _server
     _server = server
     set_default_backend(backend)
@@ -54,8 +54,8 @@ def using(backend: Backend) -> Iterator[Backend]:
 
 
 def find(backend: Backend | None = None) -> Backend:
-    """Find the backend to use. The first of these: the recorder, while a body is recorded; `backend`; the backend of
-    the enclosing program or `using` block; the default; the server at BANYAN_SOCKET.
+    """Return the first of these: the recorder, while a body is recorded; `backend`; the backend of the enclosing program
+    or `using` block; the default; the server at BANYAN_SOCKET.
 
     ConfigError: there is none of these. BadProgram: `backend` is not a backend.
     """
@@ -91,8 +91,8 @@ def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
 
 
 def _named(backend: Backend) -> Backend:
-    """The backend that a run or a `using` block names; while a body is recorded, the recorder, so that no model
-    runs."""
+    """Return `backend`, which a run or a `using` block names. While a body is recorded, return the recorder instead, so
+    that no model runs."""
     current = CURRENT.get()
     if current is not None and _is_recorder(current) and not _is_recorder(backend):
         return current
@@ -100,7 +100,7 @@ def _named(backend: Backend) -> Backend:
 
 
 def _is_recorder(backend: Backend) -> bool:
-    return getattr(backend, "is_recorder", False)  # an attribute, because recorders are of a layer above
+    return getattr(backend, "is_recorder", False)  # an attribute: this layer must not import recorders
 
 
 def _checked(backend: Backend) -> Backend:

@@ -1,4 +1,4 @@
-"""Jobs: the gens and selects as they are given, one at a time, to a backend that only generates text."""
+"""Jobs: the gens and selects of a program, which a backend that only generates text answers one by one."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class LocalPrompt(Prompt):
     """A prompt as pieces, and as text with role markers around its turns."""
 
     def __init__(self, chat: wire.ChatMarkers | None, program: str) -> None:
-        """chat: the role markers; None: the backend takes no turns. program: its name, for errors."""
+        """chat: the role markers; None: the backend takes no turns. program: the program's name, for errors."""
         self._chat, self._program = chat, program
         self.pieces: PieceList[Piece] = PieceList()
         self.role: str | None = None
         self.n_inherited = 0
-        self._text, self._n_rendered = "", 0  # the first pieces as text
+        self._text, self._n_rendered = "", 0  # the first pieces as text, and their number
 
     def copy(self) -> LocalPrompt:
         copied = LocalPrompt(self._chat, self._program)
@@ -142,7 +142,7 @@ class LocalPrompt(Prompt):
 
 
 class LocalReader:
-    """Reads the text of LocalPrompts for an executor. It has no tokens of them."""
+    """Reads the text of LocalPrompts for an executor. Their tokens are unknown."""
 
     def read(
         self,
@@ -181,7 +181,7 @@ class Job(Attempt):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings of a gen, and those with which a model of text ends its turn."""
+        """The gen's own stop strings, then the strings with which a model ends the open turn."""
         assert isinstance(self.op, wire.Gen)
         own = self.op.sampling.stop
         return (*own, *(stop for stop in self.prompt.turn_stops if stop not in own))
@@ -221,8 +221,8 @@ class Job(Attempt):
     def finish(self, outcome: GenOutcome | BanyanError, is_separated: bool = False) -> None:
         """Answer the job. is_separated: the reasoning was already taken out of the texts of the samples."""
         if isinstance(outcome, GenOutcome):
-            if self._parser is not None and not is_separated:  # what it held back as the possible start of a mark
-                rest = self._parser.finish()
+            if self._parser is not None and not is_separated:
+                rest = self._parser.finish()  # text that it held back as the possible start of a mark
                 self.deliver_separated(self._parser.new_reasoning(), is_thought=True)
                 self.deliver_separated(rest)
             first = outcome.times.first or self._first

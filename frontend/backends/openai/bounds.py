@@ -19,7 +19,7 @@ SLOWEST = 6.0
 """A request, with its retries, may take this many times the client's `timeout`; the timeout itself applies to each
 read."""
 UNLIMITED = 1 << 14
-"""Most tokens that are expected for a request without a limit, which is a select on a chat model."""
+"""Most tokens that are expected for a request without max_tokens: a select on a chat model."""
 MAX_EVENT_LINES = 1024
 """Lines of one event of a stream. The package joins them in quadratic time."""
 _END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
@@ -59,12 +59,12 @@ class AnswerTooLarge(Exception):
 
 
 limits: ContextVar[AnswerLimits] = ContextVar("limits", default=AnswerLimits())  # noqa: B039 (it is frozen)
-"""The limits of the request that the present task makes."""
+"""The limits of the request that the current task makes."""
 
 
 def http_client() -> Any:
-    """An HTTP client for `openai.AsyncOpenAI` that enforces `limits`. It asks for responses without compression, of
-    which a few bytes could become many."""
+    """An HTTP client for `openai.AsyncOpenAI` that enforces `limits`. It asks for responses without compression,
+    because a few compressed bytes could become many."""
     import openai
 
     kind = openai.DefaultAsyncHttpxClient
@@ -80,13 +80,13 @@ def http_client() -> Any:
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             counter = BodyCounter(limits.get(), self._has_lines)
-            # its generators do not close the generators that they read
+            # the HTTP library's generators do not close the generators that they read
             async with aclosing(aiter(self._stream)) as parts:
                 async for data in parts:
                     try:
                         counter.count(data)
                     except AnswerTooLarge as e:
-                        raise openai.OpenAIError(str(e)) from e  # after its own errors the package does not retry
+                        raise openai.OpenAIError(str(e)) from e  # the package does not retry after an error of its own
                     yield data
                     if self._is_closed:
                         return
@@ -107,8 +107,8 @@ def http_client() -> Any:
 
 @cache
 def _ssl_context(package: str, *_: str | None) -> Any:
-    """The TLS context that the openai package would create for each client: reading the certificates, which the
-    environment may name, takes 26 ms."""
+    """The TLS context that the openai package would create for each client. It is cached, because reading the
+    certificates takes 26 ms. The other arguments are the environment variables that name the certificates."""
     return sys.modules[package].create_ssl_context()
 
 
@@ -119,7 +119,7 @@ class BodyCounter:
         """has_lines: the body is a stream of events, whose lines have limits too."""
         self._limits, self._has_lines = limits, has_lines
         self._n_bytes = self._n_line = self._n_event_lines = 0
-        self._last = b""  # the last bytes so far: the end of an event may be cut in two
+        self._last = b""  # the last bytes so far: the end of an event may be split between two calls
 
     def count(self, data: bytes) -> None:
         """Count more bytes of the body."""

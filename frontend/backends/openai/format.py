@@ -38,13 +38,13 @@ EXTENSIONS = {
 """Features that some servers add to OpenAI's API. prefix: the server continues an assistant's turn that has begun (as
 vLLM and SGLang do)."""
 
-# Feature that no server has in one of the kinds -> what to use instead.
+# Feature that requests of one kind or of both lack on every server -> what to use instead.
 INSTEAD = {
     "stop_regex": "stop strings",
-    "logprob_start_len": "return_logprob without logprob_start_len, which gives those of the output",
+    "logprob_start_len": "return_logprob without logprob_start_len, which gives the logprobs of the output",
     "raw": "plain text: the API writes control tokens itself",
-    "text": "bn.user(...) or bn.system(...): a chat model reads nothing but turns",
-    "gen": "bn.assistant(bn.gen(...)): a chat model speaks in no other turn",
+    "text": "bn.user(...) or bn.system(...): a chat model reads only turns",
+    "gen": "bn.assistant(bn.gen(...)): a chat model writes only turns of the assistant",
     "regex": "a JSON schema (json_schema=, type=)",
     "grammar": "a JSON schema (json_schema=, type=)",
     "choices": "bn.select",
@@ -80,7 +80,7 @@ def refuse(what: str, kind: Kind) -> NoReturn:
 
 
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:
-    """The arguments of the API's `create` for a gen, except the model's name. None of its `features` is refused.
+    """The arguments of the API's `create` for a gen, except the model's name. The caller has checked its `features`.
     Unsupported: the API cannot express a turn or a limit of this gen."""
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
@@ -89,8 +89,8 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
         if len(job.stops) > MAX_STOPS:
             end = job.prompt.turn_stops[0]
             raise Unsupported(
-                f"stop: OpenAI's API takes {MAX_STOPS} strings, and {end!r} ends the turn; give fewer, or, if this "
-                f"server takes more, put {end!r} among them"
+                f"stop: OpenAI's API takes {MAX_STOPS} strings, and {end!r}, which ends the turn, must be one of them; "
+                f"give fewer, or, if this server takes more, put {end!r} among them"
             )
         request["stop"] = list(job.stops)
     if sampling.max_tokens < 1:
@@ -158,7 +158,7 @@ def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
 
 
 def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of both. Both may have fields that are not OpenAI's."""
+    """The union of two sets of arguments, and of their extra_body, which holds the fields that are not OpenAI's."""
     both = one | other
     if "extra_body" in both:
         both["extra_body"] = one.get("extra_body", {}) | other.get("extra_body", {})
@@ -207,7 +207,7 @@ def _content(content: Sequence[str | wire.Image]) -> Any:
 
 
 def _called(before: str, piece: CallTurn) -> dict[str, Any]:
-    """The message of a turn that ends with calls. before: the turn's text before the gen that made them."""
+    """The message of a turn that ends with calls. before: the turn's text before the gen that made the calls."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in piece.calls

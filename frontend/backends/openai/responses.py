@@ -135,7 +135,7 @@ class _Choice:
         return reasoning, text
 
     def _call(self, part: Any, index: int | None) -> _PartialCall:
-        """The call to which a fragment belongs. index: as the server gives it, which may be missing, or 0 for each."""
+        """The call to which a fragment belongs. index: from the server; it may be missing, or 0 for each call."""
         known = self._open.get(index) if index is not None else self.calls[-1] if self.calls else None
         if known is None or known.is_another(part):
             self.calls.append(known := _PartialCall())
@@ -208,7 +208,7 @@ def _usage(usage: Any) -> wire.TokenUsage:
 
 
 def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
-    """The outcome of a select. responses: to the requests of `format.select_requests`, in order."""
+    """The outcome of a select. responses: the responses to `format.select_requests`, in order."""
     op = job.op
     assert isinstance(op, wire.Select)
     if kind == "chat":
@@ -224,7 +224,7 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
         alone = [
             _logprobs_behind(choice, 0) for choice in sorted(_choices_of(responses[1]), key=lambda choice: choice.index)
         ]
-        # Without the prompt a choice may have other tokens: then each token gets the mean.
+        # Without the prompt a choice may be split into other tokens. Then each token gets the mean.
         without = [
             one if len(one) == len(given) else [sum(one) / len(one)] * len(given)
             for one, given in zip(alone, logprobs, strict=True)

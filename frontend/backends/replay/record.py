@@ -32,10 +32,11 @@ class Record:
     """Runs programs on `backend`, and writes the backend's answers to the file `path`. An existing file is replaced.
 
     Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
-    there. Close the Record, or use it in a `with` block. The end of the block waits for values that are not known yet,
-    except on an event loop or after an exception. `backend` stays open. ConfigError: the file cannot be written, or
-    this process is a fork of the one that writes it. Programs go on when an entry cannot be written: the first error
-    is logged, and raised by the end of the block or `close`. The file lacks only the entries that could not be written.
+    that point. Close the Record, or use it in a `with` block. The end of the block waits for values that are not known
+    yet, except on an event loop or after an exception. `backend` stays open. ConfigError: the file cannot be written,
+    or this process was forked from the one that writes it. Programs go on when an entry cannot be written: the first
+    error is logged, and raised by the end of the block or `close`. The file lacks only the entries that could not be
+    written.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
@@ -43,7 +44,7 @@ class Record:
         self._lock = threading.Lock()
         self._programs: weakref.WeakSet[_RecordedProgram] = weakref.WeakSet()
         self._end = 0  # bytes of the lines in the file
-        self._error: Exception | None = None  # the first one of a line
+        self._error: Exception | None = None  # the first error of writing a line
         try:
             self._file = self.path.open("wb", buffering=0)  # a forked child would write a buffer again
         except OSError as e:
@@ -110,8 +111,8 @@ class Record:
             raised.add_note(e.message)
 
     def _put(self, line: Header | TapeEntry) -> None:
-        """Write a line, of which no part is in the file if it fails. Its error is kept for `close`: callbacks of
-        futures call this, and what they raise is only logged."""
+        """Write a line; if that fails, remove the part that was written. The error is kept for `close`: callbacks of
+        futures call this, and an exception in them would only be logged."""
         with self._lock:
             if self._file.closed:
                 return
@@ -119,13 +120,13 @@ class Record:
                 data = encode(line)
                 left = memoryview(data)
                 while left:
-                    left = left[self._file.write(left) :]  # a disk that is nearly full takes a part
+                    left = left[self._file.write(left) :]  # a disk that is nearly full may take only a part
                 self._end += len(data)
             except (OSError, ValueError) as e:  # ValueError: half of a surrogate pair
-                if self._error is None and self._end:  # `__init__` raises what the first line fails with
-                    _logger.warning("the recording %s is incomplete: %s", self.path, e)  # it may never be closed
+                if self._error is None and self._end:  # `__init__` raises the error of the first line
+                    _logger.warning("the recording %s is incomplete: %s", self.path, e)  # `close` may never be called
                 self._error = self._error or e
-                with suppress(OSError):  # a device
+                with suppress(OSError):  # a device cannot be truncated
                     self._file.truncate(self._end)
                     self._file.seek(self._end)
 
@@ -150,7 +151,7 @@ class _Question:
         self.round = 0
         self.attempt: _RecordedAttempt | None = None
         self.value: wire.Value | BaseException | None = None
-        self.spent = wire.TokenUsage()  # keys of the rounds that were written
+        self.spent = wire.TokenUsage()  # usage of the rounds that were written
         self.called: wire.Called | None = None  # an output that the user's process is checking
         self.results: tuple[str, ...] = ()
         self.deltas: list[wire.Delta] = []
@@ -165,7 +166,7 @@ class _Question:
 
 
 class _RecordedAttempt(Attempt):
-    """An attempt in the executor that follows the program. The recorded backend answers it."""
+    """An attempt in the second executor (see _RecordedProgram). The answer of the recorded backend finishes it."""
 
     prompt: LocalPrompt
 
@@ -189,7 +190,7 @@ class _RecordedProgram(LocalReader, ProgramObserver):
         self._answered = threading.Condition(self._lock)
         self._executor = Executor(self, self, self._lock)
         self._questions: dict[int, _Question] = {}
-        self._keys: dict[str, str] = {}  # prompt that ends with an output, as a digest -> key of the output's entry
+        self._keys: dict[str, str] = {}  # digest of a prompt that ends with an output -> key of the output's entry
 
     # ---- what the language calls -----------------------------------------------------------------------------------
 
@@ -243,8 +244,8 @@ class _RecordedProgram(LocalReader, ProgramObserver):
         return _RecordedAttempt(self, generation, done)
 
     def begin(self, attempt: _RecordedAttempt) -> None:
-        """Called by the executor when it starts an attempt (a gen or select, a retry, or a turn with tools). Now its
-        prompt is known, so this makes the TapeEntry that will be written with the answer."""
+        """Make the TapeEntry of an attempt (a gen or select, a retry, or a turn with tools), which is written with the
+        answer. The executor calls this when it starts the attempt, because then its prompt is known."""
         op, question = attempt.op, self._questions[attempt.op.ref]
         with self._lock:
             digest, after, parts = Digest(), "", list[Text]()

@@ -29,7 +29,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The first line of a recording."""
 
     banyan: str = ""
-    """ "recording", in every recording."""
+    """The word "recording", which marks the file as a recording."""
     version: int = 0
     model: str = ""
     max_context: int = 0
@@ -73,7 +73,7 @@ class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pieces: tuple[str, ...] = ()
     """The stream of the first sample's text."""
     thoughts: tuple[str, ...] = ()
-    """The stream of its reasoning, which came before the text."""
+    """The stream of the first sample's reasoning, which came before the text."""
     error: Failure | None = None
 
 
@@ -145,7 +145,8 @@ def _spelled(value: Any) -> Any:
 
 
 def read(path: Path) -> tuple[Header, list[TapeEntry]]:
-    """The entries of a recording, without a last line that was cut. ConfigError: it cannot be read."""
+    """The header and the entries of a recording. An incomplete last line is left out. ConfigError: the file cannot be
+    read."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as e:

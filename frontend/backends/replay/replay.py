@@ -21,7 +21,7 @@ class Replay:
     """Answers gens and selects from the file `path` that a `Record` wrote.
 
     Each entry of the file answers once. If a gen runs again with the same prompt and options, it gets the next entry
-    that was recorded for these; entries of the same state come first. A gen that was not recorded fails with
+    that was recorded for them; entries of the same state come first. A gen that was not recorded fails with
     ReplayMismatch, which names the first difference. ConfigError: the file cannot be read, is not a recording, or has
     another version.
     """
@@ -94,11 +94,11 @@ class Replay:
         what = f"gen {job.op.name!r}" if isinstance(job.op, wire.Gen) else f"select {job.op.name!r}"
         if key in self._by_key:
             n = sum(entry.key == key for entry in self._entries)
-            return ReplayMismatch(f"{self.path}: {what} was recorded {n} times with this prompt, and this is one more")
+            return ReplayMismatch(f"{self.path}: {what} was recorded {n} times with this prompt, but runs once more")
         same = [entry for entry in self._entries if (entry.program, entry.name) == (job.program, job.op.name)]
         if not same:
             names = ", ".join(dict.fromkeys(repr(e.name) for e in self._entries if e.program == job.program))
-            have = f"; of this program it has {names}" if names else "; it has nothing of this program"
+            have = f"; of this program it has {names}" if names else "; it has no gen of this program"
             return ReplayMismatch(f"{self.path} has no {what} of program {job.program!r}{have}")
         now = _plain(job.prompt.pieces)
         prompts = {id(entry): _plain(self._prompt(entry)) for entry in same}
@@ -112,8 +112,8 @@ class Replay:
                 f"{self.path}: the prompt of {what} differs from the recorded one at character {at}: "
                 f"recorded {_around(then, at)}, now {_around(now, at)}"
             )
-        differences = "; ".join(_differences(nearest.asked, asked)) or "its turns differ, though not their text"
-        return ReplayMismatch(f"{self.path}: {what} has the recorded prompt, but other options: {differences}")
+        differences = "; ".join(_differences(nearest.asked, asked)) or "images, raw texts or tool calls of the prompt"
+        return ReplayMismatch(f"{self.path}: {what} has the text of the recorded prompt, but differs in {differences}")
 
     def _prompt(self, entry: TapeEntry) -> list[Piece]:
         """The recorded prompt of an entry."""
@@ -148,7 +148,7 @@ def _around(text: str, at: int) -> str:
 
 def _differences(then: Asked, now: Asked) -> list[str]:
     if type(then) is not type(now):
-        return [f"a {'gen' if isinstance(then, wire.Gen) else 'select'} was recorded"]
+        return [f"kind: a {'gen' if isinstance(then, wire.Gen) else 'select'} was recorded"]
     found = []
     for name in then.__struct_fields__:
         one, other = getattr(then, name), getattr(now, name)

@@ -160,12 +160,12 @@ def replay(path: Path) -> bn.Replay:
         ),
         (
             lambda b: conversation.run("trees", 0.5, backend=b),
-            r"but other options: temperature: recorded 1.0, now 0.5 ",
+            r"but differs in temperature: recorded 1.0, now 0.5 ",
         ),
-        (lambda b: conversation.run("trees", top_k=4, backend=b), "other options: top_k: recorded -1, now 4"),
+        (lambda b: conversation.run("trees", top_k=4, backend=b), "differs in top_k: recorded -1, now 4"),
         (
             lambda b: bn.function(lambda s: s.__iadd__(bn.gen("a"))).run(backend=b),
-            "has no gen 'a' of program '<lambda>'; it has nothing of this program",
+            "has no gen 'a' of program '<lambda>'; it has no gen of this program",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_first_difference_is_named(replay: bn.Replay, run: Callable[[Any], bn.St
 
 def test_entry_answers_once(replay: bn.Replay) -> None:
     conversation.run("trees", backend=replay).sync()
-    with pytest.raises(bn.ReplayMismatch, match="gen 'a' was recorded 1 times with this prompt, and this is one more"):
+    with pytest.raises(bn.ReplayMismatch, match="gen 'a' was recorded 1 times with this prompt, but runs once more"):
         conversation.run("trees", backend=replay).sync()
 
 
