@@ -54,8 +54,8 @@ def using(backend: Backend) -> Iterator[Backend]:
 
 
 def find(backend: Backend | None = None) -> Backend:
-    """Return the first of these: the recorder, while a body is recorded; `backend`; the backend of the enclosing program
-    or `using` block; the default; the server at BANYAN_SOCKET.
+    """Return the first of these: the recorder, while a body is recorded; `backend`; the backend of the enclosing
+    program or `using` block; the default; the server at BANYAN_SOCKET.
 
     ConfigError: there is none of these. BadProgram: `backend` is not a backend.
     """

@@ -54,7 +54,8 @@ class AsyncBatch:
                     yield state
 
     async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
-        """Start the runs. Yields (index, state) of each run when it has finished. BadProgram: it was used before."""
+        """Start the runs. Yields (index, state) of each run when it has finished. BadProgram: the batch was used
+        before."""
         if self._is_used:
             raise BadProgram("this batch was used already: await it once, or iterate once; call run_batch_async again")
         self._is_used = True

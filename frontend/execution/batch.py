@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from banyan.execution.progress import Bar
 
 MAX_IN_FLIGHT = 256
-"""The default bound on programs that have started and not finished. The number of threads is no such bound, because a
-body that reads no value ends before its gens do. The bound is large because the server needs many programs at a time to
-share their prefixes."""
+"""The default bound on programs that have started and not finished. The number of threads does not bound them, because
+a body that reads no value ends before its gens do. The bound is large because the server needs many programs at a time
+to share their prefixes."""
 
 PATIENCE = 0.001
 """Seconds without a new run after which the number of worker threads doubles."""
@@ -34,7 +34,7 @@ OnError = Literal["raise", "return"]
 class BatchPlan(NamedTuple):
     """What a batch runs. start(i, limits): creates the run of item i. concurrency: the most programs at once; None:
     MAX_IN_FLIGHT. limits: the arguments of BatchLimits. title: the title of the progress bar on stderr; None: no bar.
-    bar: a bar that is shown already, to be used instead."""
+    bar: a bar that is already shown and is used instead."""
 
     n: int
     start: Callable[[int, BatchLimits], ProgramRun[Any]]
@@ -130,7 +130,7 @@ class BatchRun:
             self._finished.put((i, run.state))
 
     def close(self) -> None:
-        """Stop all runs. In a fork of the process that runs them, nothing happens."""
+        """Stop all runs. Does nothing in a fork of the process that runs them."""
         self._is_stopped = True
         if self._process != os.getpid():
             return

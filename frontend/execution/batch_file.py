@@ -1,8 +1,8 @@
 """The checkpoint file of a batch: a JSON line for each finished item.
 
 A line is written when its item has finished, so the file tells which items are left to run. A process that is killed
-leaves at most one torn line, which the next one cuts off. So each item has one line in the end. For the items that have
-a line at the start, memory holds 4 bytes each, until the batch has passed them.
+leaves at most one incomplete line, which the next process cuts off. So each item has one line in the end. Until the
+batch has passed the last item that had a line at the start, memory holds 4 bytes for each item up to that one.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 CHUNK = 4096
 """Items in memory at a time. At the end of a chunk, for about the duration of one run, fewer programs run at once than
-could."""
+the concurrency allows."""
 MAX_ERRORS = 100
 """Most errors that a BatchError holds; the others are only counted."""
 
 
 class BatchRecord(msgspec.Struct):
-    """A finished item of a batch. values: the state's variables and ret_value, as JSON has them; what JSON
-    does not have is written as text, except for pydantic models."""
+    """A finished item of a batch. values: the state's variables. In values and ret_value, a pydantic model is an
+    object, and anything else that JSON does not have is text."""
 
     index: Annotated[int, msgspec.Meta(ge=0)]
     item: Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]  # a digest of the program and the item's arguments
@@ -49,15 +49,15 @@ class BatchRecord(msgspec.Struct):
 
 
 class BatchFile(Sequence[BatchRecord]):
-    """The records of finished items, by index. Also a sequence of them, read from the file one by one.
+    """The records of finished items: a sequence by item index, read from the file one record at a time.
 
     program: everything on which the results depend besides the items, such as the program's name and its bound
-    arguments. ConfigError: the file cannot be opened, is not of a batch, or another process has it open.
+    arguments. ConfigError: the file cannot be opened, is not a checkpoint, or another process has it open.
     """
 
     def __init__(self, path: str | Path, program: Any = None) -> None:
         self.path = Path(path)
-        self._program = msgspec.Raw(_digested(program))  # now, because the runs may change a bound argument
+        self._program = msgspec.Raw(_digested(program))  # made now, because the runs may change a bound argument
         try:
             self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +73,7 @@ class BatchFile(Sequence[BatchRecord]):
         self._n_done = sum(map(bool, self._digests))
 
     def _read(self) -> None:
-        """Note which items have a record, and cut a torn line off the end."""
+        """Note which items have a record, and cut an incomplete line off the end."""
         with open(self.path, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n") and line[: len(_START)] == _START[: len(line)]:
@@ -90,8 +90,8 @@ class BatchFile(Sequence[BatchRecord]):
                 self._end += len(line)
 
     def digest(self, item: Any) -> int:
-        """32 bits of the program and the item's arguments; 0 if JSON cannot hold them. Must be called before the run of
-        the item, which may change its arguments."""
+        """A 32-bit digest of the program and the item's arguments; 0 if JSON cannot hold them. Must be called before
+        the run of the item, which may change its arguments."""
         try:
             data = _digested((self._program, item))
         except (ValueError, RecursionError):  # half of a surrogate pair; a list in itself
@@ -123,11 +123,11 @@ class BatchFile(Sequence[BatchRecord]):
 
     def write(self, index: int, digest: int, state: State) -> None:
         """Add the record of an item that has finished. OSError: the file cannot grow; then no part of the record is in
-        it. BadOutput: a text that the body did not read is no valid object of its gen's type. BadProgram: the item has
-        no digest."""
+        it. BadOutput: a text that the body did not read is not a valid object of its gen's type. BadProgram: the item
+        has no digest."""
         if not digest:
             raise BadProgram(
-                f"item {index} cannot be told from others: it has half of a surrogate pair, or holds itself"
+                f"item {index} cannot be told from others: it contains half of a surrogate pair, or itself"
             )
         for value in state._values.values():
             _check_objects(value)
@@ -137,7 +137,7 @@ class BatchFile(Sequence[BatchRecord]):
         end = self._end + len(line)
         try:
             while line:
-                line = line[self._file.write(line) :]  # a disk that is nearly full takes a part
+                line = line[self._file.write(line) :]  # a disk that is nearly full may take only a part
         except OSError as e:
             self._file.truncate(self._end)
             raise OSError(e.errno, e.strerror, str(self.path)) from e
@@ -197,7 +197,7 @@ def _put(numbers: array[int], index: int, number: int) -> None:
 
 
 def _digested(value: Any) -> bytes:
-    """The JSON text of which digests are made."""
+    """The JSON text of a value, from which digests are made."""
     try:
         return msgspec.json.encode(value, enc_hook=_in_digest, order="sorted")
     except TypeError:  # only keys that are text can be sorted
@@ -206,8 +206,8 @@ def _digested(value: Any) -> bytes:
 
 
 def _in_digest(value: Any) -> Any:
-    """What stands in a digest for a value that JSON does not have: its content, as far as its text or fields show it.
-    It must be the same in each process, so there are no addresses in it."""
+    """Returns what stands in a digest for a value that JSON does not have: its fields or its text. It must be the same
+    in each process, so addresses are removed."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     kind: Any = type(value)
@@ -227,9 +227,9 @@ def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]
 
 
 def _check_objects(value: Any) -> None:
-    """BadOutput, or ForkError for a branch: the text of a variable is not a valid object, and the body did not read it.
-    An item with a record never runs again, so such an item must not get one. A body that met the error and finished has
-    dealt with it."""
+    """Check that the text of a variable is a valid object; if not, raise BadOutput, or ForkError for a branch. Such an
+    item must not get a record, because an item with a record never runs again. If the body got the error itself and
+    finished all the same, nothing is raised."""
     if isinstance(value, JoinedValues):
         value.each(_check_objects)
     elif not (isinstance(value, LazyValue) and value.was_refused):
@@ -246,7 +246,7 @@ def run_to_file(
 ) -> BatchFile:
     """Run the items that the file has no record of, CHUNK at a time, so that memory does not grow with their number.
 
-    arrange: makes the arguments of items, which are given by index. start: the run of a batch, see `Program.run_batch`.
+    arrange: turns {index: item} into what `start` takes. start: makes a BatchRun, as in `Program.run_batch`.
     title: the title of the progress bar; None: no bar. BatchError: items failed; RuntimeLost: the server is gone. If
     `items` raises, its error is raised once the items before it have been run.
     """

@@ -78,9 +78,9 @@ class LateRecord(Protocol):
 
 
 class Flusher:
-    """A thread that calls `flush_late` of each added record FLUSH_AFTER seconds later; while others are added, at most
-    twice that time later. It sleeps once for all records of that time, because an alarm for each is a tenth of what a
-    program costs. It keeps no record alive, and starts with the first."""
+    """A thread that calls `flush_late` of each added record after FLUSH_AFTER seconds; while other records wait, after
+    at most twice that time. All records that wait share one sleep, because an alarm for each record would be a tenth of
+    a program's cost. The flusher keeps no record alive. The first `add` starts the thread."""
 
     def __init__(self) -> None:
         self._records: deque[weakref.ref[LateRecord]] = deque()
@@ -103,7 +103,7 @@ class Flusher:
     def _run(self) -> None:
         while True:
             self._added.clear()
-            self._is_idle = True  # before it looks: what is added later wakes it
+            self._is_idle = True  # set before it looks for records: an `add` after that wakes it
             if not self._records:
                 self._added.wait()
             self._is_idle = False
@@ -112,7 +112,7 @@ class Flusher:
                 for _ in range(n_records):
                     if (record := self._records.popleft()()) is not None:
                         record.flush_late()
-                    del record  # the next one may be far off
+                    del record  # this variable would keep it alive until the next record comes
 
 
 def clock() -> Clock:
@@ -127,7 +127,7 @@ def flusher() -> Flusher:
 
 
 def _reset() -> None:
-    """Threads do not survive a fork; the child starts its own."""
+    """Create the clock and the flusher, again in a forked child: threads do not survive a fork."""
     global _clock, _flusher
     _clock, _flusher = Clock(), Flusher()
 

@@ -59,7 +59,7 @@ class Events(Feed[Event]):
     __slots__ = ("_get_error", "_lock", "_n_open")
 
     def __init__(self, error_flag: ErrorFlag) -> None:
-        """Created by `stream`."""
+        """error_flag: see Feed."""
         super().__init__(error_flag)
         self._lock = threading.Lock()
         self._n_open = 1  # unfinished gens, plus one for the body
@@ -88,7 +88,7 @@ class Events(Feed[Event]):
         self._close_one()
 
     def end(self, get_error: Callable[[], BaseException | None]) -> None:
-        """Called when the body of the program has ended. The events end once the body and all watched gens and selects
+        """Note that the body of the program has ended. The events end once the body and all watched gens and selects
         are done. Then `get_error` is called; it returns the error of the run, or None."""
         self._get_error = get_error
         self._close_one()

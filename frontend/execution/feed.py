@@ -77,7 +77,7 @@ class Feed(Generic[T]):
 
     def _has(self, i: int) -> bool | None:
         """Whether item `i` exists; None if it may still come. Raises the error that closed the feed. RuntimeLost: this
-        process is a fork of the one where the items come from."""
+        process is a fork of the one that writes the items."""
         is_closed = self.is_closed  # read first: items that were put before the end are read before the end
         if i < len(self.items):
             return True

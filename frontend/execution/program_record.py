@@ -42,7 +42,7 @@ class StateHandle:
     __slots__ = ("_dropped", "last_ref", "number", "parent")
 
     def __init__(self, number: int, dropped: list[tuple[int, int]], parent: StateHandle | None = None) -> None:
-        """dropped: gets (number, last_ref) when the handle is freed."""
+        """dropped: a list to which (number, last_ref) is appended when the handle is freed."""
         self.number, self.parent, self._dropped = number, parent, dropped
         self.last_ref = -1
 
@@ -178,7 +178,7 @@ class ProgramRecord:
         RuntimeLost.unless_in(self._process, f"program {self.name}")
         if self.error is not None:
             raise self.error
-        with self._send_lock:  # also while submitting: messages must leave in the order of their ops
+        with self._send_lock:  # held while submitting: messages must leave in the order of their ops
             ops = self._take()
             if ops and self.failure is None:
                 self.trace.sent.append(Sent(time.monotonic(), ops, why))
@@ -233,7 +233,7 @@ class ProgramRecord:
             feed.close(self.ended.error)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Called when the body has ended. If it raised `error`, the program is stopped on the server."""
+        """Note that the body has ended. If it raised `error`, stop the program on the server."""
         if error is not None and not isinstance(error, Exception):  # Ctrl-C, or the task was cancelled
             stopped = Cancelled(f"the run was stopped by {type(error).__name__}", program=self.name)
             stopped.__cause__, error = error, stopped

@@ -24,7 +24,7 @@ from banyan.views.transcript import Transcript
 P = TypeVar("P", bound=StateBase)
 E = TypeVar("E", bound=BaseException)
 MAX_CALLS = 8
-"""How many calls, the last ones, the note of a run's error lists."""
+"""The note of a run's error lists at most this many calls: the last ones."""
 
 
 class _Playing:
@@ -114,7 +114,7 @@ def with_state(error: E, state: StateBase) -> E:
 
 
 def unread_error(state: State) -> BaseException | None:
-    """`state.error()`, for a caller that shows the error to nobody: if no reader receives it later, it is logged."""
+    """Returns `state.error()` without marking the error as seen: if no reader receives it later, it is logged."""
     error_flag = state._record.error_flag
     was_seen = error_flag.is_seen
     error = state.error()
@@ -123,8 +123,8 @@ def unread_error(state: State) -> BaseException | None:
 
 
 async def finished(run: ProgramRun[Any]) -> AsyncState:
-    """Run the body, an `async def` in this task and a `def` on a thread, and wait for its values. Raises the first
-    error."""
+    """Run the body (an `async def` in this task, a `def` on a thread), and wait for its values. Returns the state, or
+    raises the first error."""
     from banyan.execution.asyncio_bridge import UntilStopped, on_thread, wait_done  # lazily: it imports asyncio
 
     record = run.record

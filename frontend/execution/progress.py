@@ -1,8 +1,8 @@
 """The progress bar of a batch, on stderr or in a notebook: items done, items and tokens per second, cached share, time
 left.
 
-Tokens are counted when a value arrives, not when its run ends, so that a few long runs show progress too. In a file, to
-which no bar can be drawn, there is a line once a minute.
+Tokens are counted when a value arrives, not when its run ends, so that a few long runs show progress too. If stderr
+is a file, where no bar can be drawn, one line is written per minute.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ class Bar:
         self._next_line = time.monotonic() + LINES
 
     def begin(self, record: Any) -> None:
-        """Called when a run starts. record: its ProgramRecord, whose values are counted as they arrive."""
+        """Count the values of a run that starts, as they arrive. record: the run's ProgramRecord."""
         record.counters.append(self._meter.count)
 
     def skip(self, n: int) -> None:
-        """Count `n` runs that had ended before."""
+        """Count `n` runs that had ended before the bar was shown."""
         self._shown.advance(self._task, n)
 
     def end(self, failed: bool) -> None:
-        """Called when a run has ended."""
+        """Count a run that has ended."""
         self._meter.n_failed += failed
         self._shown.advance(self._task)
         if self._to is not None and (now := time.monotonic()) >= self._next_line:
@@ -131,7 +131,7 @@ def bar(title: str, total: int | None, console: Console | None = None) -> Iterat
         return
     console = console or Console(stderr=True)
     if not console.is_terminal:
-        console.width = max(console.width, 120)  # if stderr is a file
+        console.width = max(console.width, 120)  # stderr is a file
     with progress.Progress(*columns, console=console) as shown:
         yield Bar(meter, shown, shown.add_task(title, total=total), None if console.is_terminal else console)
 

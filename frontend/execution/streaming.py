@@ -23,8 +23,9 @@ def stream(program: Program, *args: Any, **kwargs: Any) -> Stream:
             async for event in st.events():               # or `for`
                 ...
 
-    The end of the block stops what still runs. Without a block, the program stops when the Stream is garbage-collected.
-    The body of an `async def` runs as a task of the running event loop. BadProgram: no event loop runs.
+    The end of the block stops the program if it still runs. Without a block, the program stops when the Stream is
+    garbage-collected. The body of an `async def` runs as a task of the running event loop. BadProgram: no event loop
+    runs.
     """
     run = program.prepare(args, kwargs)
     run.record.events = Events(run.record.error_flag)
@@ -51,7 +52,8 @@ class Stream:
     def events(self) -> Events:
         """All events from start to end, for any number of readers, with `for` or `async for`.
 
-        The events are Token, VarDone, Usage, ForkStart and ToolCall. If the run fails, its error comes after them.
+        The events are Token, VarDone, Usage, ForkStart and ToolCall. If the run fails, its error is raised after
+        them.
         """
         assert self._record.events is not None
         return self._record.events

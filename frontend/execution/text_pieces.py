@@ -62,7 +62,7 @@ async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[s
 
 def _stream_of(value: Any, whole: bool) -> tuple[LazyValue | None, Feed[str] | Feed[wire.Delta] | None]:
     """(the lazy value of `value`, the feed of its text). The feed is None for a value that does not stream and for a
-    gen with retries; both are None for an object of the user."""
+    gen with retries; both are None for any other value."""
     ref = value.ref if isinstance(value, ReasoningText) else value
     if not isinstance(ref, LazyValue):
         return None, None
@@ -85,7 +85,7 @@ async def known(value: Any) -> None:
 
         with contextlib.suppress(BanyanError), value.waiting():
             await wait_done(value.future)
-        # checked again: sending may have failed, and that error, too, is left to the readers
+        # waits if the flush of `waiting` failed; that error, too, is left to the readers
         await wait_done(value.future)
 
 
