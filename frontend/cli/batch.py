@@ -66,7 +66,7 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
         except OSError as e:
             raise ConfigError(f"{e}; run the same command again to continue the batch") from e
         if write is not None:
-            part = out.with_name(out.name + ".part")  # so that a file with the name of the output is always whole
+            part = out.with_name(out.name + ".part")  # so that a file with the name of the output is never incomplete
             try:
                 write(part, lambda: joined(read(), records))
                 part.replace(out)
@@ -129,7 +129,7 @@ def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[
 class Items:
     """The rows as arguments of the program, read anew by each loop over them. Text files have no numbers, so a value is
     converted to the type in its parameter's annotation. ConfigError: a row does not fit; all rows are read once before
-    any runs.
+    the first program runs.
     """
 
     def __init__(self, program: Program[..., Any], read: _Read, columns: list[str]) -> None:
@@ -138,7 +138,7 @@ class Items:
         self._kinds = {name: kind for name, kind in kinds.items() if all(one in _CONVERTED for one in _members(kind))}
         self._read, self._columns = read, columns
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        # no row may have these columns, because the first row does not
+        # parameters without a column in the first row: no later row may have one
         self._others = None if takes_any else parameters.keys() - columns
         self._n = sum(1 for _ in self)
 
@@ -177,8 +177,8 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
-    """Each row with its results as further columns, which a row that failed does not have. A result with the name of a
-    column of the row is `result_NAME`."""
+    """Each row with its results as further columns; a row that failed has no results. A result NAME is `result_NAME` if
+    the row has a column NAME."""
     done: Iterator[BatchRecord | None] = iter(records)
     record = next(done, None)
     for i, row in enumerate(rows):
@@ -234,7 +234,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        csv.field_size_limit(sys.maxsize)  # else 131,072 characters, and results may be longer
+        csv.field_size_limit(sys.maxsize)  # the default is 131,072 characters, and results may be longer
         reader = csv.DictReader(lines, strict=True)
         try:
             names = reader.fieldnames or ()
@@ -248,7 +248,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 yield row
         except csv.Error as e:
             raise ConfigError(f"line {reader.line_num} of {path}: {e}") from None
-        except UnicodeDecodeError as e:  # in a block of the file, of which the reader has not reached this line
+        except UnicodeDecodeError as e:  # the file is decoded in blocks, so the reader has not reached this line
             with path.open("rb") as data:
                 number = next(n for n, line in enumerate(data, 1) if line.decode(errors="ignore").encode() != line)
             raise ConfigError(f"line {number} of {path} is not UTF-8: {e.reason}") from None
@@ -280,7 +280,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _escaped(value: Any) -> Any:
-    """The value with each half of a surrogate pair as its escape, as in CSV: no encoding has it."""
+    """The value with each half of a surrogate pair as its escape, as in CSV: UTF-8 cannot encode it."""
     match value:
         case str():
             return value.encode(errors="backslashreplace").decode()

@@ -72,8 +72,8 @@ class Chat:
         self.state = _conversation.run(self.turns[:], self.lines, self.options, stream=True, backend=self.runtime)
 
     def turn(self, text: str) -> None:
-        """Stream the reply to stdout, in a terminal with its token counts. There Ctrl-C keeps what was printed of the
-        reply, and the chat goes on."""
+        """Send a message, and stream the reply to stdout; in a terminal, print token counts too. There Ctrl-C stops the
+        reply and keeps the part that was printed, and the chat goes on."""
         start, reply, name = time.perf_counter(), "", next(self.names)
         try:
             self.lines.put(text)
@@ -115,7 +115,7 @@ class Chat:
                 for key, text in (COMMANDS | KEYS).items():
                     self.console.print(f"[bold]{key:12}[/]{text}")
             case _:
-                self.console.print(f"there is no {command}{suggestion(command, COMMANDS) or '; /help lists what is'}")
+                self.console.print(f"there is no {command}{suggestion(command, COMMANDS) or '; /help lists commands'}")
 
 
 def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens: int) -> int:

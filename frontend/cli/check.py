@@ -65,5 +65,5 @@ def check(runtime: Any, *, is_private: bool) -> int:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # such as triton, with which torch comes only where it has GPUs
+    except PackageNotFoundError:  # such as triton, which comes only with torch for GPUs
         return "is not installed"

@@ -1,4 +1,4 @@
-"""`banyan cluster`: the engines of a running server: shows, drains and adds them."""
+"""`banyan cluster`: shows, drains, adds and replaces the engines of a running server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 ENDING = 24 * 3600.0
-"""The most seconds that a drained engine may take to end, or a new one to start."""
+"""The most seconds that a drained engine may take to end, a new one to start, or a roll to finish."""
 
 
 def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
@@ -48,22 +48,22 @@ def status(runtime: Any, seconds: float, console: Console | None = None) -> int:
 
 
 def drain(runtime: Any, name: str) -> int:
-    """Wait until an engine has ended without loss. BanyanError: there is no such engine, or no other one."""
+    """Drain an engine, and wait until it has ended. BanyanError: there is no such engine, or no other is ready."""
     runtime.client.ask("drain", ENDING, name=name)
     print(f"engine {name} has ended; its programs went on elsewhere")
     return 0
 
 
 def roll(runtime: Any, model: str) -> int:
-    """Wait until all engines have the weights of a model. BanyanError: it has another tokenizer or shape, or cannot be
-    loaded."""
+    """Give all engines the weights of a model, and wait until they have them. BanyanError: the model has another
+    tokenizer or shape, or cannot be loaded."""
     runtime.client.ask("roll", ENDING, path=model)
     print(f"all engines have the weights of {model}")
     return 0
 
 
 def add(runtime: Any) -> int:
-    """Wait until one more engine is ready. BanyanError: it could not start."""
+    """Start one more engine, and wait until it is ready. BanyanError: it could not start."""
     before = set(runtime.client.ask("info")["replicas"])
     runtime.client.ask("add", ENDING)
     added = sorted(set(runtime.client.ask("info")["replicas"]) - before)

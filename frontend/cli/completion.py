@@ -1,4 +1,4 @@
-"""`banyan completion`, and the answers to a shell in which the user presses the tab key, by argcomplete."""
+"""`banyan completion`, and the words that it offers when the user presses the tab key. Uses argcomplete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
 
 def _models(prefix: str, **_: Any) -> list[str]:
-    """The models on this machine by name, and directories."""
+    """The models on this machine and the directories whose names begin with `prefix`."""
     from argcomplete.completers import DirectoriesCompleter
 
     from banyan.cli.models import local_models

@@ -106,14 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        if not _is_unread(sys.stdout):  # an error of the program that runs
+        if not _is_unread(sys.stdout):  # the program that runs raised it
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _is_unread(stream: IO[str]) -> bool:
-    """Whether nobody reads a pipe any more, such as in `banyan models | head`. Nothing is written to tell, because that
+    """Whether nobody reads a pipe any more, such as in `banyan models | head`. It does not try to write, because that
     may succeed after an unbuffered write has failed."""
     poll = select.poll()
     poll.register(stream, 0)  # 0: errors only
@@ -170,19 +170,20 @@ def _parser() -> Parser:
 
     text = "create the keys of a server that listens on TCP, or of an engine that joins it"
     keys = add("keys", _keys, text, "  banyan keys ~/.banyan/keys", " DIR")
-    keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for them; created with mode 0700")
-    text = "whose keys: the name of an engine's machine (default: server)"
+    keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for the keys; created with mode 0700")
+    text = "whose keys: server, or the name of an engine's machine (default: server)"
     keys.add_argument("--name", dest="key_name", default="server", metavar="NAME", help=text)
 
     text = "run an engine on this machine for a server on another one"
     engine = add("engine", _engine, text, ENGINE_EXAMPLES, " [MODEL] --join ADDRESS --server-key KEY --key PATH")
     _add_model(engine)
-    text = "where the server has --engines-at, as tcp://HOST:PORT; again for each server that shares the engine"
+    text = "the server's --engines-at address, as tcp://HOST:PORT; give one for each server that shares the engine"
     engine.add_argument("--join", required=True, action="append", metavar="ADDRESS", help=text)
     engine.add_argument("--key", required=True, type=Path, metavar="PATH",
                         help="this machine's secret key; `banyan keys DIR --name NAME` creates one")  # fmt: skip
     text = (
-        f"the server's public key, or a file with it (default: that of {SERVER_KEY}); one for all servers, or one each"
+        f"the server's public key, or a file with it (default: the value of {SERVER_KEY}); one for all servers, or one "
+        "each"
     )
     engine.add_argument("--server-key", action="append", metavar="KEY", help=text)
     _add_config(engine, only=OWN)
@@ -194,8 +195,8 @@ def _parser() -> Parser:
     sizes = add("size", _size, text, SIZE_EXAMPLES, " [MODEL]")
     sizes.add_argument("place", nargs="?", default="pocket", metavar="MODEL", help="a name, directory, hub id or .gguf "
                        "file; its headers are read, and no weights (default: pocket)")  # fmt: skip
-    sizes.add_argument("--memory", metavar="SIZE", help="of each device, as 24GB (default: what is free here now)")
-    text = "of a request, prompt and output, as 32k (default: the model's maximum)"
+    sizes.add_argument("--memory", metavar="SIZE", help="of each device, such as 24GB (default: what is free now)")
+    text = "of a request, prompt and output together, such as 32k (default: the model's maximum)"
     sizes.add_argument("--context", metavar="TOKENS", help=text)
     text = "requests that run at once (default: 1)"
     sizes.add_argument("--concurrent", type=_positive, default=1, metavar="N", help=text)
@@ -211,13 +212,14 @@ def _parser() -> Parser:
         "out", metavar="OUT", type=Path, help="the new directory, in the format of compressed-tensors"
     )
     quantise.add_argument("--text", metavar="FILE", type=Path, required=True,
-                          help="a text like those that the model will see; a fifth is for the comparison")  # fmt: skip
+                          help="a text like those that the model will see; a fifth is used to compare")  # fmt: skip
     quantise.add_argument("--bits", type=int, choices=(4, 8), default=4, help="bits of a weight (default: 4)")
     quantise.add_argument("--method", choices=("rtn", "gptq", "awq", "smoothquant"), default="gptq",
-                          help="rtn: to the nearest numbers; gptq, awq: so that outputs on the text change little; "
-                          "smoothquant: the same for inputs in 8 bits (default: gptq)")  # fmt: skip
+                          help="rtn: round to nearest; gptq, awq: change the outputs on the text little; smoothquant: "
+                          "for inputs in 8 bits (default: gptq)")  # fmt: skip
     quantise.add_argument("--group", type=_positive, default=32, metavar="N", help="inputs per scale (default: 32)")
-    quantise.add_argument("--tokens", type=_positive, default=8192, metavar="N", help="of the text (default: 8192)")
+    text = "tokens of the text to quantise with (default: 8192)"
+    quantise.add_argument("--tokens", type=_positive, default=8192, metavar="N", help=text)
     add("kernels", _show, "list the ops and their implementations on this machine", "  banyan kernels")
 
     text = "check every invariant of a runtime and print what it runs on"
@@ -239,10 +241,10 @@ def _parser() -> Parser:
 
     text = "show the engines of a running server, drain one, add one, or change their weights"
     cluster = add("cluster", _cluster, text, CLUSTER_EXAMPLES, " status|drain NAME|add|roll MODEL --socket PATH")
-    text = ("status: a table of them; drain: end the engine NAME, whose programs go on elsewhere; add: start one more; "
-            "roll: replace them one at a time by engines with the weights of MODEL")  # fmt: skip
+    text = ("status: show them in a table; drain: end the engine NAME, whose programs go on elsewhere; add: start one "
+            "more; roll: replace the engines one at a time by engines with the weights of MODEL")  # fmt: skip
     cluster.add_argument("what", choices=("status", "drain", "add", "roll"), help=text)
-    text = "the engine to drain, or the model: a directory on the server's machine and those of engines"
+    text = "the engine to drain, or the model: a directory that the server's and the engines' machines have"
     cluster.add_argument("engine", nargs="?", default="", metavar="NAME|MODEL", help=text)
     _add_join(cluster)
     text = "for status: seconds over which steps are counted (default: 1)"
@@ -273,13 +275,13 @@ def _add_http(parser: Parser) -> None:
 def _add_join(parser: Parser) -> None:
     """The flags of a command that connects to a running server."""
     parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens: a path or a URL")
-    text = f"a file with the client's token (default: that of {TOKEN})"
+    text = f"a file with the client's token (default: the token in {TOKEN})"
     parser.add_argument("--token-file", default="", metavar="PATH", help=text)
     _add_server_key(parser)
 
 
 def _add_server_key(parser: Parser) -> None:
-    text = f"for tcp://: the server's public key, or a file with it (default: that of {SERVER_KEY})"
+    text = f"for tcp://: the server's public key, or a file with it (default: the value of {SERVER_KEY})"
     parser.add_argument("--server-key", default="", metavar="KEY", help=text)
 
 
@@ -288,8 +290,8 @@ def _add_server_key(parser: Parser) -> None:
 
 def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (), **own: str) -> None:
     """Add a flag for each field of Config. A flag that the user does not give sets nothing, unless `own` has a default
-    for it. socket_help: the help of --socket, for commands that can also connect to a running server. only: these
-    fields."""
+    for it. socket_help: the help of --socket, for commands that can also connect to a running server. only: the
+    fields to add; (): all."""
     if socket_help:
         _add_server_key(parser)
     hints = typing.get_type_hints(Config, include_extras=True)
@@ -302,7 +304,7 @@ def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (),
             kind, text = typing.get_args(hints[name])
             default = defaults[name]
             if name == "socket" and socket_help:
-                text = f"{socket_help} (default: that of {_SOCKET}, unless options of a private one are given)"
+                text = f"{socket_help} (default: the value of {_SOCKET}, unless options of a private one are given)"
             elif "default: " not in text and default not in ("", {}):
                 text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
             if name == "adapters":
@@ -368,7 +370,7 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _socket(config: dict[str, Any]) -> str:
-    """Where the running server listens that a command uses; "": it starts a private one. config: the given options."""
+    """The address of the running server that a command uses; "": it starts a private one. config: the given options."""
     is_private = bool(config.keys() - {"token_file"})
     return str(config.get("socket", "" if is_private else os.environ.get(_SOCKET, "")))
 
@@ -385,7 +387,10 @@ def backend(options: argparse.Namespace) -> Iterator[ServerBackend]:
         token = _token(config.pop("token_file", ""))
         if config:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in config)
-            raise ConfigError(f"{flags}: set when the server at {socket} started; leave it out, or leave --socket out")
+            raise ConfigError(
+                f"{flags}: the server at {socket} already runs, so this cannot be set; leave it out, or leave --socket "
+                "out"
+            )
         yield banyan.connect(socket, token=token, server_key=options.server_key)
     elif options.server_key:
         raise ConfigError("--server-key is for a running server; name it with --socket tcp://HOST:PORT")
@@ -403,7 +408,7 @@ def backend(options: argparse.Namespace) -> Iterator[ServerBackend]:
 
 
 def _token(path: str) -> str:
-    """The first token in the file `path`, in which a tenant's name may stand before a token. "" for no file."""
+    """The first token in the file `path`. A line is "TOKEN" or "TENANT TOKEN". "": no file is named."""
     if not path:
         return ""
     if not (lines := configs.token_lines(configs.read_text(Path(path), "--token-file"))):
@@ -470,7 +475,7 @@ class _LazyBackend:
         self._cached, self._lock = cache(make), threading.Lock()
 
     def _make(self) -> ServerBackend:
-        with self._lock:  # `cache` lets the threads of a batch make one each
+        with self._lock:  # with `cache` alone, each thread of a batch could make one
             return self._cached()
 
     def program(self, *arguments: Any, **options: Any) -> Any:
@@ -501,8 +506,8 @@ def _batch(options: argparse.Namespace) -> int:
     from banyan.cli import batch
     from banyan.runtime.malloc import MallocOption, mallopt
 
-    mallopt(MallocOption.ARENA_MAX, 1)  # else the arenas of many threads grow, by 12 % in 100,000 items
-    # else glibc raises this threshold, and keeps memory that loading a checkpoint needed
+    mallopt(MallocOption.ARENA_MAX, 1)  # else the malloc arenas of many threads grow, by 12 % in 100,000 items
+    # else glibc raises this threshold, and keeps the memory that was used to load a checkpoint
     mallopt(MallocOption.MMAP_THRESHOLD, 128 << 10)
     run = batch.prepare(options.program, options.rows, options.out)
     with backend(options) as runtime:

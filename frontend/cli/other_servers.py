@@ -36,15 +36,15 @@ NOT_NEEDED: dict[str, str] = {
     **dict.fromkeys(NO_EFFECT, "it has no effect here"),
     **{name: why for name, (_, why) in ONLY.items()},
     **NOT_HERE,
-    "enable_prefix_caching": "this is always so without --no-cache",
-    "served_model_name": "the API has the hub id as the model's name, or the last part of its path",
+    "enable_prefix_caching": "prefixes are cached unless --no-cache is given",
+    "served_model_name": "the API names the model by its hub id, or by the last part of its path",
 }
 """Option of another server -> why there is no such flag here."""
 
 
 def hint(flag: str, known: Collection[str]) -> str:
-    """ "; ..." with what to write in place of a flag of another server; "" if it is none, or if the command has no such
-    thing. known: the flags of the command."""
+    """Returns "; ..." with what to write in place of SGLang's or vLLM's `flag`; "" if they have no such flag, or if the
+    command has nothing in its place. known: the flags of the command."""
     name = flag.removeprefix("--").replace("-", "_")
     if (ours := "--" + HERE.get(name, "").replace("_", "-")) in known:
         return f"; {flag} is {ours} here"

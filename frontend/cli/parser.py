@@ -20,7 +20,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of one command, or of all. Exits with status 2 after an error."""
+    """The parser of one command, or of the whole command line. Exits with status 2 after an error."""
 
     def __init__(self, examples: str = "", **options: Any) -> None:
         """examples: command lines that the help shows."""
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit, because these words were left over."""
+        """Exit with an error: the parser does not know these words."""
         self._words = list(unknown)
         self.error(f"unrecognized arguments: {' '.join(unknown)}")
 
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ShowVersion(argparse.Action):
-    """Print the version and exit. argparse's own action wants to know the version at once, which is slow to read."""
+    """Print the version and exit. argparse's own action needs the version in advance, and reading it is slow."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="show the version and exit")

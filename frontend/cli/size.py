@@ -31,7 +31,7 @@ def show(c: Capacity, is_json: bool) -> int:
         ("", "", ""),
         (f"{context} each", f"{c.n_fitting:,}", f"requests fit, of {c.request_pages:,} pages each"),
         (f"{n:,} at once", f"{c.longest_context:,}", "tokens each fit, prompt and output, if they share nothing"),
-        ("last pages", _size(c.fragmentation_bytes), f"of free slots on average, at {n:,} at once"),
+        ("last pages", _size(c.fragmentation_bytes), f"unused on average, with {n:,} requests at once"),
         ("a decode step", _size(step), f"to read: {_size(c.step_weight_bytes)} of weights, {_size(c.step_kv_bytes)} of "
          f"KV at {n:,} x {context}"),
     )  # fmt: skip

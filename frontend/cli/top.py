@@ -31,7 +31,7 @@ class Rates(NamedTuple):
 
 
 def rates(before: Stats, now: Stats) -> Rates:
-    """The rates between two samples; 0 if an engine, and with it its counters, started or ended between the two."""
+    """The rates between two samples; all 0 if the engines, and with them the counters, changed in between."""
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
     is_other = now["server"]["engine_starts"] != before["server"]["engine_starts"]
     if seconds <= 0 or is_other or now["replicas"].keys() != before["replicas"].keys():

@@ -97,7 +97,7 @@ def test_commands_are_listed_and_suggested(monkeypatch: pytest.MonkeyPatch, caps
     *listed, second, third = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in listed} >= {"/help", "/history", "/reset", "/exit", "Ctrl-C"}
     assert second == "there is no /histroy; did you mean /history?"
-    assert third == "there is no /what; /help lists what is"
+    assert third == "there is no /what; /help lists commands"
 
 
 def test_model_without_a_chat_template_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,7 +258,7 @@ def test_model_may_be_a_positional_argument(command: str) -> None:
                 ["serve", "--device", "cudda"],
                 "invalid choice: 'cudda' (choose from 'auto', 'cpu', 'cuda'); did you mean",
             ),
-            (["check", "--socket", "x", "--device", "cpu"], "--device: set when the server at x started"),
+            (["check", "--socket", "x", "--device", "cpu"], "--device: the server at x already runs"),
             (["serve", "a", "--model", "b"], "two models are named: a and --model b; give one"),
             (["serve", "a", "b"], "unrecognized arguments: b"),
             (["run", "no-such-program.py"], "there is no program file no-such-program.py"),
