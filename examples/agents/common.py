@@ -10,7 +10,7 @@ import banyan as bn
 def choose_runtime(about: str) -> None:
     """Set the default backend of all programs from the command line.
 
-    Default: a private runtime with the pocket model. `--model`: with another model. `--socket`: a running server.
+    Default: a private runtime with the pocket model. `--model`: another model for it. `--socket`: a running server.
     """
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     place = parser.add_mutually_exclusive_group()

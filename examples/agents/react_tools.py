@@ -90,7 +90,7 @@ def main() -> None:
             state = agent.run(question)
             saved.add(state)
             right.append(known in state.ret_value)
-        except bn.ToolError as error:  # it never stops calling tools
+        except bn.ToolError as error:  # the model never stops calling tools
             print(f"  {error.message}")
             right.append(False)
         print("  right\n" if right[-1] else f"  wrong: it is {known}\n")

@@ -4,7 +4,7 @@
     banyan serve pocket --http 8000
     python examples/clients/instructor_extract.py [URL]
 
-The model can write nothing but the schema, so the first try is valid JSON.
+The server constrains the output to the schema, so the first try is valid JSON.
 """
 
 import datetime

@@ -4,7 +4,7 @@
     banyan serve pocket --http 8000
     python examples/clients/pydantic_ai_agent.py [URL]
 
-The first turn's KV is there for the second.
+The request with the tool's result reuses the KV of the request that led to the call.
 """
 
 import sys

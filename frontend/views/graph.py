@@ -75,7 +75,7 @@ class Graph:
         trace = state._record.trace
         end = trace.ended or float("inf")
         sent = [message for message in trace.sent if message.at <= end]
-        if recording is not None and trace.sent:  # nothing waited: early flushes belong to the one message
+        if recording is not None and trace.sent:  # a recording waits for nothing: all flushes count as one message
             ops = recording.ops  # without what was sent after the recording ended
             sent = [Sent(trace.sent[0].at, ops, trace.sent[-1].why)] if ops else []
         self.name = state._record.name

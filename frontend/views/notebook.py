@@ -1,4 +1,4 @@
-"""Displays in a notebook that are drawn again until what they show is complete."""
+"""Displays in a notebook, which are redrawn until the state that they show is complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LiveDisplay:
 
     def __init__(self, draw: Callable[[], str], text: str, is_complete: Callable[[], bool] = lambda: False) -> None:
         """draw: returns the HTML. text: for readers without HTML. is_complete: whether the next drawing is the last."""
-        from IPython.display import display  # only a notebook calls this, which has IPython
+        from IPython.display import display  # only notebooks call this, and they have IPython
 
         self._draw, self._text, self._is_complete = draw, text, is_complete
         self._closed = threading.Event()
@@ -35,7 +35,7 @@ class LiveDisplay:
         self._thread.start()
 
     def close(self) -> None:
-        """Draw a last time. Returns when that is done."""
+        """Draw a last time, and wait until that is done."""
         self._closed.set()
         self._thread.join()
 
@@ -45,7 +45,7 @@ class LiveDisplay:
     def _refresh(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._closed.wait(INTERVAL) or self._is_complete()  # asked before the drawing, which shows it
+            is_last = self._closed.wait(INTERVAL) or self._is_complete()  # asked first: the last drawing is complete
             if (html := self._draw()) != self._html:
                 self._html = html
                 self._handle.update(self._bundle(), raw=True)

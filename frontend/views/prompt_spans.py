@@ -1,5 +1,5 @@
-"""Splits the prompt of a branch into spans by origin. If the server no longer holds the branch, its tokens are unknown,
-and so is which of them were cached."""
+"""Splits the prompt of a branch into spans by origin. If the server no longer holds the branch, it is unknown where its
+tokens end and which of them were cached."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class PromptSpan(NamedTuple):
 
 
 class _TokenTable(NamedTuple):
-    """The tokens of a whole prompt; each list has one item per token. ends: the character at which it ends. origins:
-    cached, computed or given. generated: whether a model generated it."""
+    """The tokens of a whole prompt; each list has one item per token. ends: where the token ends, in characters.
+    origins: cached, computed or given. generated: whether a model generated the token."""
 
     ends: list[int]
     origins: list[Origin]

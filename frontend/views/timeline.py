@@ -26,7 +26,7 @@ FIRST_WAIT = 2_000_000
 
 def chrome_trace(history: History, now: float | None = None) -> dict[str, Any]:
     """The trace of a run. Its times are microseconds since the start of the run. now: seconds of time.monotonic(), at
-    which slices end that are still under way."""
+    which unfinished slices end; None: the current time."""
     writer = _TraceWriter(history, time.monotonic() if now is None else now)
     return {
         "displayTimeUnit": "ms",

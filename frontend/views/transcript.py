@@ -22,8 +22,8 @@ class Transcript:
     """The items of one state. A fork copies no items: it refers to the lists of its ancestors, and notes how many items
     of each it inherits.
 
-    own: the items of this state itself. role: the role of the open turn; None outside of turns. role_at_fork: what it
-    was when the state was forked. last: the newest lazy value. n_draws: how many gens, selects and forks there were so
+    own: the items of this state itself. role: the role of the open turn; None outside of turns. role_at_fork: the
+    role when the state was forked. last: the newest lazy value. n_draws: how many gens, selects and forks there were so
     far; seeds are derived from this number.
     """
 
@@ -54,7 +54,7 @@ class Transcript:
         return chain(self._before(), tuple(self.own.items))
 
     def since(self, ancestor: Transcript) -> list[Item] | None:
-        """The items after those of `ancestor`. None: it is no ancestor, or it got more items after the fork."""
+        """The items after those of `ancestor`. None: it is not an ancestor, or it got more items after the fork."""
         for k, (items, n) in enumerate(self._inherited):
             if items is ancestor.own.items:
                 between = chain.from_iterable(islice(*one) for one in self._inherited[k + 1 :])

@@ -10,7 +10,7 @@ from banyan.views.run_page import Page, card, document, tiles
 
 WIDTH, ROW, GAP = 1120, 18, 2
 MIN_WIDTH = 10.0
-"""Width in pixels of a node without tokens. If the deepest path has many nodes, it is less."""
+"""Width in pixels of a node without tokens. If the deepest path has many nodes, nodes are narrower."""
 KINDS = {  # state: (CSS class, meaning)
     "in use": ("generated", "used by running requests"),
     "pinned": ("chosen", "pinned"),

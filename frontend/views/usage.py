@@ -11,8 +11,8 @@ COUNTS = ("prompt", "cached", "generated", "drafted", "accepted")
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """prompt: prompt tokens. cached: how many of them were in the tree already. generated: output tokens. drafted:
-    tokens that drafters proposed. accepted: how many of these became output."""
+    """Token counts. prompt: prompt tokens. cached: how many of them were in the tree already. generated: output tokens.
+    drafted: tokens that drafters proposed. accepted: how many of these became output."""
 
     prompt: int = 0
     cached: int = 0
