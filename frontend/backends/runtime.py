@@ -77,7 +77,7 @@ class ServerBackend:
         """Stop using the server; in a forked child, leave the parent's connection alone. Idempotent.
 
         Starting a program raises RuntimeLost from now on. If no other backend of this process uses the server, the
-        values of running programs that are not known yet raise it too.
+        values of running programs that are not known yet raise RuntimeLost too.
         """
         self._is_closed = True
         if (client := self._client) is not None:
@@ -123,7 +123,7 @@ class ServerBackend:
         self.ask("flush")
 
     def get_chat_template(self) -> TurnFormat:
-        """What the model's chat template writes around turns."""
+        """The texts that the model's chat template writes around turns."""
         from banyan.sglang.turn_format import TurnFormat  # here: programs do not need it
 
         return TurnFormat(self.welcome.model, self.welcome.chat)

@@ -1,4 +1,4 @@
-"""`banyan batch`: runs a program on each row of a file, and writes the results to another one."""
+"""`banyan batch`: runs a program on each row of a file, and writes the results to another file."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
 
 
 def check_program_file(path: str) -> None:
-    """ConfigError: the file is missing or cannot be read."""
+    """Check that a program file can be read. ConfigError: it is missing or cannot be read."""
     try:
         if not Path(path).is_file():
             raise ConfigError(f"there is no program file {path}")

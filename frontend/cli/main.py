@@ -146,7 +146,7 @@ def _parser() -> Parser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the program as sys.argv[1:]")
     _add_config(run, socket_help=_JOIN)
 
-    text = "run a program on each row of a file; an interrupted batch goes on where it was"
+    text = "run a program on each row of a file; an interrupted batch continues where it stopped"
     batch = add("batch", _batch, text, BATCH_EXAMPLES, " PROGRAM[:NAME] --in ROWS --out RESULTS")
     text = "a Python file; NAME is the program in it, if there are several"
     batch.add_argument("program", metavar="PROGRAM[:NAME]", help=text)

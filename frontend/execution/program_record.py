@@ -69,7 +69,7 @@ class ProgramRecord:
         self.error_flag = ErrorFlag()
         """Set once the user has seen the program's error."""
         self.has_raised = False
-        """Whether an error carries the state of the program to the caller of its run."""
+        """Whether a run of the program raised an error that has its state as an attribute (see `with_state`)."""
         self.has_reader = False
         """Whether code outside the body has begun to read the state of a run that streams."""
         self.ended: Feed[None] = Feed(self.error_flag)

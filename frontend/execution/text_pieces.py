@@ -33,7 +33,7 @@ def pieces(value: Any, whole: bool = False) -> Iterator[str]:
 
 async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
     """`pieces` for an event loop. Yields (piece, meta info so far); the meta info is None for text that was not
-    generated. After the last piece of a streaming value comes "" with the final meta info."""
+    generated. A streaming value ends with ("", the final meta info)."""
     ref, feed = _stream_of(value, whole)
     if ref is None:
         await known(value)
@@ -90,7 +90,7 @@ async def known(value: Any) -> None:
 
 
 def partials(value: Any) -> Iterator[Any]:
-    """The object of a value as it grows, if its type is written as JSON; the last item is the final object."""
+    """Yields the object of a value as it grows, if its type is written as JSON, and then the final object."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()

@@ -62,7 +62,7 @@ class Transcript:
         return None
 
     def adopt(self, other: Transcript) -> None:
-        """Continue as `other`, whose items were appended already."""
+        """Take over the role, the last value and the draws of `other`, whose items were appended already."""
         self.role, self.last, self.n_draws = other.role, other.last, other.n_draws
 
     def follow(self, until_end: bool) -> Iterator[Item]:
@@ -78,9 +78,9 @@ class Transcript:
 
 
 def role_markers(chat: ChatMarkers | None, role: str, is_first: bool = False) -> tuple[str, str]:
-    """The text of the chat template before and after a turn. is_first: it is the first turn; if its role is not system,
-    the template's default system prompt, if any, is in front of it. For a role that the template lacks the texts are
-    empty: such a turn fails on the server."""
+    """The text of the chat template before and after a turn. is_first: it is the first turn. If its role is not system,
+    the text before it begins with the template's default system prompt, if there is one. For a role that the template
+    lacks, the texts are empty: such a turn fails on the server."""
     if chat is None:
         return "", ""
     begin, end = chat.roles.get(role, ("", ""))

@@ -284,7 +284,8 @@ class OpenAI:
 
 
 def _total_seconds(timeout: Any) -> float | None:
-    """How long a request may take in all. timeout: the one of a client of the openai package; None: no limit."""
+    """The most seconds that a request may take in all; None: no limit. timeout: that of a client of the openai
+    package."""
     seconds = getattr(timeout, "read", timeout)
     return None if seconds is None else bounds.SLOWEST * seconds
 
@@ -309,7 +310,7 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
     import openai
 
     async def look() -> tuple[Any, bool]:
-        """The server's models, and whether it has the chat API: any answer but "not found" to an empty request."""
+        """The server's models, and whether it has the chat API: it does not answer an empty request with "not found"."""
         async with make() as client, asyncio.timeout(_total_seconds(timeout)):
             models = (await client.models.list()).data
             try:

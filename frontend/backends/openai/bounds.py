@@ -72,7 +72,7 @@ def http_client() -> Any:
     stream_type = sys.modules[package].AsyncByteStream  # in httpx or httpx2, by the version of `openai`
 
     class BoundedStream(stream_type):  # type: ignore[misc, valid-type]
-        """The body of a response, counted."""
+        """The body of a response, whose bytes are counted."""
 
         def __init__(self, stream: Any, has_lines: bool) -> None:
             self._stream, self._has_lines = stream, has_lines
