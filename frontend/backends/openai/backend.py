@@ -310,7 +310,7 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
     import openai
 
     async def look() -> tuple[Any, bool]:
-        """The server's models, and whether it has the chat API: it does not answer an empty request with "not found"."""
+        """The server's models, and whether it has the chat API: any status but 404 and 405 for an empty request."""
         async with make() as client, asyncio.timeout(_total_seconds(timeout)):
             models = (await client.models.list()).data
             try:
