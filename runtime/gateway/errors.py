@@ -18,6 +18,7 @@ from banyan.runtime.errors import (
     OutOfMemory,
     Overloaded,
     PromptTooLong,
+    Quarantined,
     RuntimeLost,
     ToolError,
     Unsupported,
@@ -37,11 +38,12 @@ ANTHROPIC_KINDS = {
 _STATUSES: dict[int, tuple[type[BanyanError], ...]] = {
     429: (Overloaded, ConstraintBusy),
     500: (ConstraintBroke, ConstraintCrashed),
-    400: (PromptTooLong, ConstraintError, BadProgram, BadMessage, Unsupported, ToolError, OutOfMemory),
+    400: (PromptTooLong, ConstraintError, BadProgram, BadMessage, Unsupported, ToolError, OutOfMemory, Quarantined),
     504: (DeadlineExceeded,),
     503: (Cancelled, RuntimeLost),
 }
-"""(class of errors, status): the first entry that matches decides. All other errors are 500."""
+"""(class of errors, status): the first entry that matches decides. All other errors are 500. Clients send a request
+again after any status from 500 on, so one that ends engines gets 400."""
 
 
 class HTTPError(Exception):
