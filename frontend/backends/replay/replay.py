@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.backends.base import Question
-from banyan.backends.job import Job, LocalPrompt, Output, Piece, n_common
+from banyan.backends.job import CallTurn, Job, LocalPrompt, Output, Piece, ToolResults, n_common
 from banyan.backends.local import LocalProgram
 from banyan.backends.replay.recording_file import Asked, Digest, TapeEntry, asked_of, read
 from banyan.runtime.errors import ReplayMismatch, from_code
@@ -94,7 +94,8 @@ class Replay:
         what = f"gen {job.op.name!r}" if isinstance(job.op, wire.Gen) else f"select {job.op.name!r}"
         if key in self._by_key:
             n = sum(entry.key == key for entry in self._entries)
-            return ReplayMismatch(f"{self.path}: {what} was recorded {n} times with this prompt, but runs once more")
+            times = "once" if n == 1 else f"{n} times"
+            return ReplayMismatch(f"{self.path}: {what} was recorded {times} with this prompt, but runs once more")
         same = [entry for entry in self._entries if (entry.program, entry.name) == (job.program, job.op.name)]
         if not same:
             names = ", ".join(dict.fromkeys(repr(e.name) for e in self._entries if e.program == job.program))
@@ -117,17 +118,19 @@ class Replay:
 
     def _prompt(self, entry: TapeEntry) -> list[Piece]:
         """The recorded prompt of an entry."""
-        before = self._by_key.get(entry.after)
-        chain: list[TapeEntry] = []
-        while before is not None:
+        chain = [entry]
+        while (before := self._by_key.get(chain[-1].after)) is not None:
             chain.append(before)
-            before = self._by_key.get(before.after)
         pieces: list[Piece] = []
+        calls: tuple[wire.WireToolCall, ...] = ()
         for one in reversed(chain):
-            pieces += [*one.answers, *one.parts]
-            pieces += [Output(sample.text) for sample in one.samples[:1]]
-        tries = [text for pair in entry.refused for text in pair]
-        return [*pieces, *entry.answers, *entry.parts, *tries]
+            if one.answers:
+                pieces.append(ToolResults(tuple(zip([call.id for call in calls], one.answers, strict=False))))
+            pieces += one.parts
+            if one is not entry:
+                calls = one.calls
+                pieces += [CallTurn(x.text, calls) if calls else Output(x.text) for x in one.samples[:1]]
+        return [*pieces, *(text for pair in entry.refused for text in pair)]
 
 
 def _plain(pieces: Iterable[Piece]) -> str:
