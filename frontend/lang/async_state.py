@@ -1,4 +1,5 @@
-"""AsyncState and AsyncBranches: State and Branches for event loops. Methods that block there are awaited here."""
+"""AsyncState and AsyncBranches: State and Branches for event loops. Methods that wait are
+awaited, and never block."""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ class AsyncState(StateBase):
     _is_async = True
 
     def __str__(self) -> str:
-        """The text as far as it is known; while the body runs, the repr, as in `print(s)`."""
+        """The text as far as it is known; the repr while the body runs."""
         return text_so_far(self._record, self._handle.number) if self._record.ended.is_closed else repr(self)
 
     def __format__(self, spec: str) -> str:
-        """`str`. BadProgram: the body still runs, and an f-string would put the repr into the prompt."""
+        """The same as `str`. BadProgram: the body still runs, so an f-string would contain the repr."""
         if not self._record.ended.is_closed:
             raise BadProgram("the text may not be known yet; write `await s.text()`", program=self._record.name)
         return format(str(self), spec)
@@ -54,14 +55,14 @@ class AsyncState(StateBase):
     @overload
     async def value(self, name: str, type: type[T]) -> T: ...
     async def value(self, name: str, type: Any = None) -> Any:
-        """`State.value`: waits for a variable; returns its value as an object of its gen's `type`, or of `type`.
+        """`State.value`. Waits for the variable.
 
         UnknownVariable (a KeyError): there is no such variable. BadOutput: the text is not a valid object.
         """
         return read_object(await self._known(name), type)
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a variable that is known by now. After `run_async` has returned, all variables are known.
+        """The value of a variable, without waiting. After `run_async` has returned, all variables are known.
 
         UnknownVariable (a KeyError): there is no such variable. BadProgram: its value is not known yet.
         """
@@ -126,7 +127,7 @@ class AsyncState(StateBase):
         return None
 
     async def show(self, path: str | Path | None = None) -> Page:
-        """`State.show`, with what is known by now."""
+        """`State.show`, but it does not wait: the page shows what is known by now."""
         import asyncio  # lazily: it takes longer to import than the rest of the package
 
         return await asyncio.to_thread(page, self._record, self._handle.number, path)

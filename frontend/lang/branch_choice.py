@@ -1,5 +1,5 @@
 """Chooses among the branches of a fork, and drops the others. A branch is considered once all its gens have finished.
-State and AsyncState do the waiting; nothing here waits."""
+Branches and AsyncBranches do the waiting; nothing here waits."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ def finishing(states: Sequence[StateBase]) -> Feed[int]:
 
 
 def _failure(state: StateBase) -> BanyanError | None:
-    """The error of a finished branch; None if there is none. As for `sync`, errors of its own branches count only if it
-    joined these branches: others may have lost a race. What was before the fork does not count."""
+    """The error of a finished branch, or None. As in `sync`, an error in a branch of this branch counts only if the two
+    were joined: without a join, it may have been dropped as the loser of a race. Errors from before the fork do not
+    count."""
     own = [item for item in state._transcript.own.items if isinstance(item, LazyValue)]
     try:
         state._check_values(own, state._own_joined)
     except BanyanError as e:
         return e
-    if state._closed or state._record.failure is not None:  # it may have been dropped before its own branches finished
+    if state._closed or state._record.failure is not None:  # dropped, perhaps before its own branches finished
         errors = (future.exception() for future in state._futures())
         return next((error for error in errors if isinstance(error, BanyanError)), None)
     return None
@@ -101,7 +102,7 @@ class Ranking(BranchChoice[P]):
 
     @contextmanager
     def scoring(self, i: int) -> Iterator[None]:
-        """For the block that computes the score of branch `i`: an invalid value that it reads fails the branch."""
+        """The context for computing the score of branch `i`. If the block reads an invalid value, the branch fails."""
         try:
             yield
         except (BadOutput, ForkError) as e:  # ForkError: of a joined variable
@@ -136,8 +137,8 @@ class Race(BranchChoice[P]):
         return len(self._finished) == self._k
 
     def _check_outputs(self, state: StateBase) -> None:
-        """BadOutput: a variable that the branch generated is not valid for its type. A body that met the error and went
-        on has dealt with it."""
+        """Check the variables that the branch generated. BadOutput: one is not valid for its type. A variable whose
+        error the program has already met is skipped."""
         own = set(flat(state._refs))
         for value in state._values.values():
             if isinstance(value, LazyValue) and value.number in own and not value.was_refused:
@@ -210,10 +211,10 @@ def _with_logprobs(step: Expression) -> list[str | Leaf]:
 
 
 def likelihood(state: StateBase) -> float:
-    """The sum of the log-probabilities of all choices, and of all text that gens with return_logprob generated, for a
-    finished state."""
+    """The log-probability of what a finished state generated: the sum over the tokens of its choices, and of the
+    outputs of its gens with return_logprob."""
     total, n_outputs, n_tokens = 0.0, 0, 0
-    ref = state._transcript.last  # from here on, only what was generated in its prompt: a spliced value is a text
+    ref = state._transcript.last  # this chain has what the state generated, and no spliced values
     while ref is not None:
         if (value := ref.wait()).scores is None:
             n_outputs += (ref.has_logprobs or bool(ref.choices)) and bool(value.samples[0].text)

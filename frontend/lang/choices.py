@@ -23,8 +23,8 @@ greedy_token_selection: Final = "greedy_token_selection"
 left, its mean log-probability is compared."""
 
 unconditional_likelihood_normalized: Final = "unconditional_likelihood_normalized"
-"""Score: the mean over the tokens of how much the prompt raises their log-probability, compared with no prompt. So it
-does not favour texts that are common anyway."""
+"""Score: the mean, over a choice's tokens, of the log-probability with the prompt minus that without it. So it does not
+favour texts that are common anyway."""
 
 
 @dataclass

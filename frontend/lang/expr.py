@@ -52,7 +52,7 @@ class _Node(Expr, msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of the expressions that are plain values."""
 
     def __repr__(self) -> str:
-        parts = super().__repr__().replace(fstring.MARK, "")  # of a sequence: each ends with the mark
+        parts = super().__repr__().replace(fstring.MARK, "")  # the parts of a sequence each end with the mark
         return f"<{parts}{fstring.MARK}>"
 
 
@@ -96,7 +96,7 @@ class GenExpr(_Node, frozen=True):
     """How the model marks its reasoning; None: the reasoning is not separated from the text."""
 
     def sampling(self, base: Sampling) -> Sampling:
-        """`base`, the sampling of the run, with the options of this gen in place of those of the run."""
+        """The sampling parameters of this gen: those of the run, `base`, overridden by its options and its type."""
         merged = self.options.over(base)
         if self.output_type is None:
             return merged
@@ -130,8 +130,8 @@ class Seq(_Node, frozen=True):
 
 
 class Appended(_Node, frozen=True):
-    """What a call returns that has appended its text already, so that `s += s.user("x")` adds one turn. Python makes
-    the call before it appends what stands around it, so `leaves` refuses it behind other text."""
+    """Appends nothing. A call that has already appended its text returns this, so `s += s.user("x")` adds one turn.
+    Python makes the call before `+=` appends anything, so `leaves` refuses text in front of the call."""
 
 
 APPENDED = Appended()
@@ -148,7 +148,7 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
     """Cache the frozen values that `make` returns for hashable arguments, so that a gen in a loop is built once.
 
-    Not with tools: one that is defined in the body of a program may hold all objects of its run.
+    A gen with tools is not cached: a tool that is defined in the body of a program may hold all objects of its run.
     """
 
     @lru_cache(1024, typed=True)
@@ -215,7 +215,7 @@ def gen(
 ) -> GenExpr | SelectExpr:
     """Generate text and store it in the variable `name`.
 
-    `Options` describes the options. An option that is left out has its value in the run. With `choices` (and
+    `Options` describes the options. An option that is left out has the value that the run gives it. With `choices` (and
     choices_method), `gen` is `select`, its temperature is 0 unless one is given, and options of SGLang that do not
     apply to a select are ignored, with a warning.
 
@@ -226,7 +226,7 @@ def gen(
     json_schema  the object is what json.loads returns; also called schema
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
-    dtype        as in SGLang: int, float, bool or str (letters and spaces, in quotes)
+    dtype        as in SGLang: int, float, bool or str (letters, digits, _ and white space, in quotes)
 
     whitespace: the whitespace in JSON: "spaced" ({"a": 1, "b": 2}), "compact" ({"a":1,"b":2}), "either" (one of these
     throughout; the default) or "any". order: the order of optional properties in JSON: "schema" (as the schema lists
@@ -289,7 +289,7 @@ _SPARE = frozenset(
         *("return_text_in_logprobs", "dtype", "regex", "json_schema", "schema"),
     )
 )
-"""Options of SGLang's `gen` that have no effect beside `choices`. Programs written for SGLang may give them."""
+"""Options of SGLang's `gen` that have no effect with `choices`. Programs written for SGLang may give them."""
 
 
 def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
@@ -361,7 +361,7 @@ def raw(text: str) -> RawExpr:
 
 
 def image(expr: Any) -> ImageExpr:
-    """An image: the path of its file, its bytes, or a PIL image. A prompt may hold several.
+    """An image, given as the path of its file, as bytes or as a PIL image. A prompt may hold several images.
 
     BadProgram: the image cannot be read. Appending it to a program whose model takes only text raises Unsupported.
     """
@@ -372,7 +372,7 @@ def image(expr: Any) -> ImageExpr:
 def role(name: str, expr: Expression = NOTHING) -> Seq:
     """A turn of any role that the model's chat template knows, such as "tool"; without `expr`, an empty turn.
 
-    BadProgram: the name is not one of 1 to 64 letters, digits, spaces and `_.-`, or `expr` is None.
+    BadProgram: the name does not consist of 1 to 64 letters, digits, spaces and `_.-`, or `expr` is None.
     """
     check_role(name)
     return Seq((RoleBegin(name), *_parts(expr), RoleEnd(name)))
@@ -442,7 +442,7 @@ def separate_reasoning(expr: Expression = NOTHING, model_type: str | None = None
 
 
 REASONING_SUFFIX = "_reasoning_content"
-"""The name of a gen with this suffix is the variable that holds the reasoning of the gen."""
+"""The reasoning of the gen `x` is in the variable `x_reasoning_content`."""
 
 _NO_OPTIONS = GenOptions()
 
@@ -483,7 +483,7 @@ def leaves(expr: Expression) -> list[str | Leaf]:
                 "left; make it a statement of its own, inside `with s.user():` if it belongs to a turn"
             )
         del flat[: len(appended)]
-    # Not isinstance, here and in _append: with a struct's class it takes 0.1 us whenever the answer is no.
+    # Here and in _append, `type() is`: isinstance with a struct's class takes 0.1 us if the answer is no.
     draws = [part for part in flat if type(part) is GenExpr or type(part) is SelectExpr]
     names = [part.name for part in draws if part.name is not None]
     if len(names) > 1 and len(set(names)) < len(names):

@@ -1,9 +1,9 @@
 """Expressions inside f-strings: `f"Because {gen('why')}"` is a string that contains its gen.
 
 The string holds the expression in encoded form between two marks. The marks contain a random number that this process
-draws, so that other text cannot imitate them. Parts that cannot be encoded are kept in memory, and the string holds
-their numbers: a LazyValue is kept as long as its state, an output type or a toolbox until MAX_KEPT newer ones were
-embedded. A string that was changed after the embedding is refused when it is appended.
+draws, so that other text cannot imitate them. Parts that cannot be encoded stay in memory, and the string holds their
+numbers. The number of a LazyValue is valid as long as its state lives, that of an output type or toolbox until MAX_KEPT
+newer ones were embedded. A string that was changed after the embedding is refused when it is appended.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _CHANGED = (
     "it directly into the f-string"
 )
 MARK = f" at 0x{_TOKEN}"
-"""The end of an expression's repr, which an f-string holds if a list with the expression was put into it. It looks like
-an address, so that code which removes addresses, as for the digest of an object, removes it too."""
+"""The end of an expression's repr. An f-string contains it if a list with the expression was formatted, and is refused
+then. It looks like an address, so code that removes addresses from a repr, to compute a digest, removes it too."""
 _embedded = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
 def check_unicode(text: str) -> None:
-    """BadProgram: a text has a lone surrogate, as `open(..., errors="surrogateescape")` and cut JSON escapes make."""
+    """BadProgram: the text has a lone surrogate, for example from `open(..., errors="surrogateescape")`."""
     try:
         text.encode()
     except UnicodeEncodeError as e:
@@ -108,13 +108,13 @@ def holds_expression(text: str) -> bool:
 
 
 def shown(value: object, length: int | None = None) -> str:
-    """The repr of `value`, up to `length` characters, for an error message: without the random number, because people
-    append such messages to prompts."""
+    """The repr of `value`, up to `length` characters, for an error message. It lacks the random number, because people
+    append error messages to prompts."""
     return repr(value).replace(MARK, "").replace(_TOKEN, "")[:length]
 
 
 def check_option(name: str, text: str) -> None:
-    """BadProgram: the text of the option `name` contains an embedded expression. No server inserts values there."""
+    """BadProgram: the text of the option `name` contains an expression. Servers insert values only into prompts."""
     refuse(text, f"{name} takes plain text, but this contains an expression; s['x'] is the text of a gen")
 
 

@@ -37,7 +37,7 @@ def read(image: Any) -> bytes:
 
 
 def _png(image: Any) -> bytes:
-    """The file of a PIL image, upright: a PNG does not say how its image is turned, as a JPEG does."""
+    """A PIL image as a PNG file. The pixels are turned upright, because the file gets no EXIF orientation."""
     try:
         turn = _TURNS.get(image.getexif().get(_ORIENTATION))
         upright = image if turn is None else image.transpose(turn)

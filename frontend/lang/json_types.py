@@ -1,7 +1,7 @@
 """Python types whose values are written as JSON: their JSON schema, and the function that reads the text.
 
-msgspec describes a type, or pydantic where a type contains something of pydantic's or annotated_types'. Each library
-ignores the bounds that the other one knows. So a type that needs both is refused: no bound of a type is dropped.
+msgspec describes a type, unless the type contains metadata or classes for pydantic, or msgspec does not know it; then
+pydantic describes it. Each library ignores the other's bounds. So a type that has bounds of both is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def json_type(kind: Any) -> JsonType:
             raise TypeError(f"it contains two classes of the same name, {_shown(e.args[0])}") from e
         except (TypeError, RuntimeError, NotImplementedError) as e:  # pydantic knows more types
             if ours := _msgspec_parts(parts):
-                raise TypeError(f"{_shown(ours[0])} is msgspec's, which says: {str(e).splitlines()[-1]}") from e
+                raise TypeError(f"{_shown(ours[0])} needs msgspec, which says: {str(e).splitlines()[-1]}") from e
         else:
             _mend(schema, inspect.type_info(kind), schema.get("$defs", {}), set())
             return JsonType(tightened(schema), decoder.decode)
@@ -73,7 +73,7 @@ class _Parts(NamedTuple):
 def _parts(*kinds: Any) -> _Parts:
     """Collect the parts of a type. TypeError: a class's type hints cannot be read, or a union would crash msgspec."""
     parts, todo, seen = _Parts([], []), list(kinds), dict[int, Any]()
-    unions, values = list[Any](), dict[Any, list[Any]]()  # values: of the TypeVars of generic classes
+    unions, values = list[Any](), dict[Any, list[Any]]()  # values: TypeVar of a generic class -> its arguments
     while todo:
         kind = todo.pop()
         if id(kind) in seen:
@@ -106,8 +106,8 @@ _UNIONS = (Union, UnionType)
 
 
 def _check_union(union: Any, values: dict[Any, list[Any]]) -> None:
-    """TypeError: the union has a tuple of a fixed length, and a bound on a number or on a length. msgspec 0.22.0 takes
-    one for the other, which ends the process. values: what the TypeVars stand for."""
+    """TypeError: the union has both a tuple of fixed length and a bound on a number or a length. msgspec 0.22.0
+    confuses the two, and crashes the process. values: TypeVar -> the types that it stands for."""
     bounds, tuples, todo, seen = list[msgspec.Meta](), list[Any](), [union], list[Any]()
     while todo:
         kind = todo.pop()
@@ -132,7 +132,7 @@ def _check_union(union: Any, values: dict[Any, list[Any]]) -> None:
 
 
 def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
-    """The types of a class's fields. Adds the metadata that pydantic has taken off them."""
+    """The types of a class's fields. A pydantic model stores their metadata apart; this is added to `metadata`."""
     if isinstance(fields := getattr(cls, "__pydantic_fields__", None), dict):
         for field in fields.values():
             metadata.extend(field.metadata)
@@ -147,10 +147,10 @@ def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
 
 
 def needs_pydantic(*kinds: Any) -> bool:
-    """Whether the types contain something that only pydantic enforces. If not, msgspec enforces all that they state.
+    """Whether the types contain something that only pydantic enforces. If not, msgspec enforces everything in them.
 
-    Raises TypeError if they also contain something that only msgspec enforces, if it would misread a value, or if type
-    hints cannot be read.
+    TypeError: they also contain something that only msgspec enforces, msgspec would misread a value, or type hints
+    cannot be read.
     """
     return _asks_pydantic(_parts(*kinds))
 
@@ -158,7 +158,7 @@ def needs_pydantic(*kinds: Any) -> bool:
 def _asks_pydantic(parts: _Parts) -> bool:
     theirs, ours = _pydantic_parts(parts), _msgspec_parts(parts)
     if theirs and ours:
-        theirs = [one for one in theirs if getattr(one, "metadata", True)]  # without a Field() that only describes
+        theirs = [one for one in theirs if getattr(one, "metadata", True)]  # drop a Field() without bounds
         if theirs:
             raise TypeError(
                 f"{_shown(theirs[0])} belongs to pydantic and {_shown(ours[0])} to msgspec, and neither library "
@@ -183,12 +183,12 @@ def _check_msgspec(parts: _Parts) -> None:
                 "make it a property, or read a class without it and make this one from that"
             )
     for one in parts.metadata:
-        # msgspec divides floats; without a remainder only if the float of the multiple is that decimal number
+        # msgspec computes with floats, which is exact only if a float can represent the multiple
         multiple = one.multiple_of if isinstance(one, msgspec.Meta) else None
         if multiple is not None and Fraction(multiple) != Fraction(str(multiple)):
             raise TypeError(
-                f"msgspec finds no float such as 0.07 a multiple of 0.01, so multiple_of={multiple} would refuse "
-                f"right values; write pydantic.Field(multiple_of={multiple}), which allows for rounding"
+                f"msgspec computes with floats, in which 0.07 is no multiple of 0.01, so multiple_of={multiple} would "
+                f"refuse valid values; write pydantic.Field(multiple_of={multiple}), which allows for rounding"
             )
 
 
@@ -242,8 +242,9 @@ def _shown(one: Any) -> str:
 
 
 def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str]) -> None:
-    """Add to msgspec's schema what it leaves out, in place: patterns of dates, times and bytes, and the order of a
-    TypedDict's keys, which msgspec sorts by name. info: what msgspec.inspect says of the type.
+    """Complete `part`, the schema that msgspec wrote for a type, in place: add patterns of dates, times and bytes, and
+    restore the order of a TypedDict's keys, which msgspec sorts by name. info: what msgspec.inspect says of the type.
+    defs: the definitions of the whole schema. seen: the names of those already completed.
 
     TypeError: a dict has keys other than str, which msgspec's schemas do not constrain.
     """
@@ -292,7 +293,7 @@ def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str])
 
 
 def _place_in_union(info: Any) -> int:
-    """msgspec writes the types of a union in their order, but Structs after all others, and None last."""
+    """A sort key: msgspec writes the types of a union in their order, but Structs after the others, and None last."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     is_struct = isinstance(info, inspect.StructType) and not info.array_like
@@ -300,7 +301,7 @@ def _place_in_union(info: Any) -> int:
 
 
 def _options(part: dict[str, Any]) -> list[Any]:
-    """The options of a union. msgspec puts several Structs into a union of their own."""
+    """The schemas of a union's types, as one list. msgspec puts several Structs into a nested union."""
     return [
         one
         for option in part["anyOf"]
@@ -311,16 +312,16 @@ def _options(part: dict[str, Any]) -> list[Any]:
 _STANDARD = ("date", "date-time", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 """Formats that the server enforces as the libraries do."""
 _NAMED = ("$defs", "patternProperties", "properties")
-_ANNOTATIONS = ("default", "examples")  # their values may be no JSON, such as NaN
+_ANNOTATIONS = ("default", "examples")  # their values may be invalid JSON, such as NaN
 _VALUES = ("const", "enum")
 
 
 def tightened(schema: Any) -> Any:
-    """Return the schema with additional properties and items forbidden where it does not mention them, with patterns in
-    place of formats by which the library marks strings, and without annotations.
+    """A stricter copy of a library's schema. Additional properties and items are forbidden where the schema does not
+    mention them. The library's own string formats become patterns. Annotations are dropped.
 
-    `uniqueItems` is dropped: it cannot be enforced while the text is generated. When the text is parsed, a set drops
-    duplicates. Other formats than those of JSON Schema are dropped too: they are checked when the text is parsed.
+    `uniqueItems` is dropped, because it cannot be enforced while the text is generated; when the text is parsed, a set
+    drops duplicates. All other formats that the server does not enforce are dropped: parsing checks them.
     """
     if isinstance(schema, list):
         return [tightened(one) for one in schema]
@@ -349,27 +350,26 @@ def tightened(schema: Any) -> Any:
 
 
 def _as_decoded(pattern: str) -> str:
-    r"""The pattern, so that the masks allow no more than the decoders. In a JSON schema, \d and \w are ASCII; for the
-    decoders, they are larger, and so their complements smaller."""
+    r"""Rewrite a pattern so that the masks allow no text that the decoders refuse. In a JSON schema, \d and \w match
+    only ASCII. For the decoders they match more, so \D and \W match less."""
     return text_forms.with_classes(pattern, _COMPLEMENTS)
 
 
 _WORD = r"\u200c\u200d\p{Alphabetic}\p{M}\p{N}\p{Pc}"
-r"""All that is \w for Python or for Rust."""
+r"""The characters that \w matches in Python or in Rust."""
 _COMPLEMENTS = {
     "": {r"\D": r"\P{Nd}", r"\W": f"[^{_WORD}]"},
-    "[": {r"\D": r"\P{Nd}", r"\W": r"\x01-/:-@\[-\^`{-\x7f"},  # of ASCII: a class cannot contain a negated one
+    "[": {r"\D": r"\P{Nd}", r"\W": r"\x01-/:-@\[-\^`{-\x7f"},  # only ASCII: a class cannot contain a negated class
     "[^": {r"\d": r"\p{Nd}", r"\w": _WORD},
 }
-"""Beginning of a class -> a class of characters in it -> what stands for it."""
+"""Place of an escape (outside of brackets, or after "[" or "[^") -> escape -> what replaces it."""
 
 
 # ---- JSON text -------------------------------------------------------------------------------------------------------
 
 
 def check_keys(text: str) -> None:
-    """Check the keys of a JSON text. ValueError: an object has a key twice, of which decoders would keep only the last
-    value."""
+    """Check the keys of a JSON text. ValueError: an object has a key twice; decoders would keep only the last value."""
     json.loads(text, object_pairs_hook=_check_pairs, parse_int=str, parse_float=str)
 
 
@@ -382,5 +382,5 @@ def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """For a value that msgspec does not know, one that it can write: a pydantic model as an object, others as text."""
+    """Convert a value that msgspec does not know: a pydantic model to a dict, any other value to its text."""
     return value.model_dump(mode="json") if hasattr(type(value), "model_dump_json") else str(value)

@@ -60,7 +60,7 @@ class LazyValue(Expr):
         """Whether the meta info has the log-probabilities of the tokens, and with them the text of each token."""
         self.output_type: OutputType | None = None
         self.was_refused = False
-        """Whether a reader got BadOutput, because a text is no valid object of the type."""
+        """Whether a reader got BadOutput, because the text is not a valid object of the type."""
         self.method: wire.ChoicesMethod | None = None
         """For a select: how its choices are scored."""
         self.choices: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class LazyValue(Expr):
         return _one_or_list(self._objects)
 
     def value_as(self, kind: Any) -> Any:
-        """The text as an object of type `kind`. BadOutput: it is not valid. BadProgram: n > 1, or no type for a gen."""
+        """The text as an object of type `kind`. BadOutput: it is not valid. BadProgram: n > 1, or an unsupported type."""
         samples = self.wait().samples
         if len(samples) > 1:
             raise errors.BadProgram(
@@ -235,7 +235,7 @@ class ReasoningText:
 
 
 class JoinedValues:
-    """The values of one variable in all joined branches, read when it is read; None for a branch without it."""
+    """The value of one variable in each joined branch, read when the variable is; None for a branch without it."""
 
     __slots__ = ("collects", "values")
 
@@ -260,7 +260,7 @@ class JoinedValues:
 
 
 def _ended_program(value: Any, error: errors.ProgramError) -> bool:
-    """Whether an error of `value` is that of a limit that ended the whole program, not only a branch."""
+    """Whether `error`, raised by reading `value`, comes from a limit of the whole program, not of one branch."""
     if not isinstance(error, errors.DeadlineExceeded | errors.BudgetExceeded):
         return False
     ref = value.ref if isinstance(value, ReasoningText) else value
@@ -315,7 +315,7 @@ def read_object(value: Any, kind: Any = None) -> Any:
 
 
 def _item_type(kind: Any, n: int) -> Any:
-    """T of list[T], as which the values of `n` branches are read. BadProgram: another type."""
+    """The T of `kind`, which must be list[T] to read the values of `n` branches. BadProgram: it is another type."""
     if get_origin(kind) is not list or len(get_args(kind)) != 1:
         raise errors.BadProgram(f"the variable holds the values of {n} branches; read it as list[...], not as {kind!r}")
     return get_args(kind)[0]

@@ -1,4 +1,4 @@
-"""Converts outlines' types to constraints. Only this file imports outlines, which takes longer than our package."""
+"""Converts outlines' types to constraints. Only this file imports outlines, which takes seconds to import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def to_spec(kind: Any) -> ConstraintSpec:
-    """The constraint of a date, a function (of its arguments), a genson builder, or a term of outlines.
+    """The constraint that a term of outlines or a genson builder describes.
 
     ConstraintError: outlines has no term for `kind`, or the term cannot be used as a constraint.
     """

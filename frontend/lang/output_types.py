@@ -32,12 +32,10 @@ class OutputType:
 
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
         """label: the type's name, for errors. spec: the constraint. parse: converts the text to the object; raises if
-        the text is invalid. stop: additional stop strings. Without them, a model that goes on after a number could
-        write only further digits. BadProgram: the constraint has a lone surrogate.
-
-        note: a warning for the user, if not empty.
-        """
+        the text is invalid. stop: additional stop strings, which end a number when the model writes a space after it.
+        BadProgram: the constraint has a lone surrogate."""
         self.note = ""
+        """A warning for the user, if not empty."""
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
         if spec is not None:
             check_unicode(spec.text)
@@ -61,7 +59,7 @@ class OutputType:
 
 
 def take(options: dict[str, Any]) -> OutputType | None:
-    """Remove the option that gives the output type from `options`, and return the type. BadProgram: several do."""
+    """Remove the options of the output type from `options`, and return the type. BadProgram: several give one."""
     names = ("dtype", "type", "regex", "json_schema", "schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     forms = {field: options.pop(name) for name, field in _FORMS.items() if name in options}
@@ -128,7 +126,7 @@ def output_type(kind: Any) -> OutputType:
 # ---- SGLang's dtypes -------------------------------------------------------------------------------------------------
 
 _SPACE = (" ", "\n")
-# Little space at the end: after a reasoning, no stop string ends the number, and the model may go on with spaces.
+# At most two spaces at the end: after separated reasoning there are no stop strings, so this limit ends the number.
 _DTYPES = {
     "int": OutputType("int", ConstraintSpec("regex", r"[-+]?[0-9]+[ \n]{0,2}"), int, _SPACE),
     "float": OutputType("float", ConstraintSpec("regex", r"[-+]?[0-9]*\.?[0-9]+[ \n]{0,2}"), float, _SPACE),
@@ -148,7 +146,7 @@ def _from_dtype(dtype: type | str) -> OutputType:
 
 
 def spelling(kind: Any) -> str:
-    """What tells types apart that are equal: `Literal[1, 2] == Literal[2, 1]`, and `int | str == str | int`."""
+    """A cache key that tells equal types apart: `Literal[1, 2] == Literal[2, 1]`, and `int | str == str | int`."""
     return "" if isinstance(kind, type) else repr(kind)
 
 
@@ -168,7 +166,7 @@ def _from_type(kind: Any, spelling: str) -> OutputType:
         return _from_choices(kind.__name__, [(_text(member), member) for member in kind])
     if isinstance(kind, re.Pattern):
         return _from_pattern(kind)
-    if kind in list(_DATES):  # compares: not all types have a hash
+    if kind in list(_DATES):  # a list: not all types have a hash
         return OutputType(kind.__name__, ConstraintSpec("regex", _DATES[kind]), kind.fromisoformat)
     return _from_json_type(_arguments(kind) if isfunction(kind) else kind)
 
