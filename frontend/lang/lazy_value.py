@@ -183,7 +183,7 @@ class LazyValue(Expr):
         return _one_or_list(self._objects)
 
     def value_as(self, kind: Any) -> Any:
-        """The text as an object of type `kind`. BadOutput: it is not valid. BadProgram: n > 1, or an unsupported type."""
+        """The text as an object of type `kind`. BadOutput: it is not valid. BadProgram: n > 1, or a bad type."""
         samples = self.wait().samples
         if len(samples) > 1:
             raise errors.BadProgram(

@@ -229,21 +229,21 @@ class Program(Typed[Args, R_co]):
         Returns the finished states in order. generator_style: returns an iterator instead, which yields each state when
         it and all states before it have finished; with `ordered=False`, when it has finished (`state.index` is the
         index of its item). At most `concurrency` (256) programs run at once, and their bodies run on at most
-        `num_threads` threads ("auto": 64). A kept state counts as one of the server's `max_programs` (65,536): for more
-        items, drop the states of an iterator, or use `checkpoint`.
+        `num_threads` threads ("auto": 64). Each state that is kept counts as one of the server's `max_programs`
+        (65,536): for more items, use an iterator and keep no states, or use `checkpoint`.
 
         on_error: with "raise", all items finish, and then a BatchError with all results is raised if any item failed;
         an iterator raises the error of the failed item, and the others are stopped. With "return", the state of a
-        failed item is returned too. progress_bar: show one, on stderr or in the notebook. timeout, budget: seconds and
+        failed item is returned too. progress_bar: show a bar on stderr or in the notebook. timeout, budget: seconds and
         tokens for the whole batch; when they run out, the unfinished items fail. deadline: seconds until the batch
         should be done (see Options). Other keywords, and `opts`, are options of each run.
 
         checkpoint: a file to which the variables of each finished item are appended, a JSON line each. Items that have
         a line in the file are not run again, so a batch that was interrupted continues where it stopped. Failed items
-        have no line, nor have those with an output that is not valid for its type, unless the body caught the
+        have no line. Items with an output that is not valid for its type have none either, unless the body caught the
         BadOutput. A file that belongs to another program (by name), other bound arguments or other items is refused.
-        Lines are in the order in which items finish. Items can be any iterable and are read 4,096 at a time; if it
-        raises, the items before that run first. The result is the file's records, in the order of the items.
+        Lines are in the order in which items finish. Items can be any iterable, which is read 4,096 at a time. If it
+        raises, the items before the error run first. The result is the file's records, in the order of the items.
         """
         self._refuse_to_block("run_batch")
         if num_threads != "auto" and num_threads < 1:
@@ -471,7 +471,7 @@ class AsyncProgram(Program[Args, R_co]):
         """`Program.inline`, awaited."""
         self._check_inline(state)
         if not isinstance(state, AsyncState):
-            raise BadProgram(f"{self.name} is an `async def`; it is inlined where it can be awaited, in another one")
+            raise BadProgram(f"{self.name} is an `async def`; only another `async def` program can await and inline it")
         arguments = self._arrange(args, kwargs)
         return Inlined(await self.func(state, *arguments.args, **arguments.kwargs))
 
@@ -512,7 +512,7 @@ def _chosen(opts: Options | None) -> dict[str, Any]:
 
 
 def _hint(name: str, value: Any, names: Iterable[str]) -> str:
-    """The end of an error message for the option `name`, which does not exist: what may have been meant."""
+    """The end of the error message for an unknown option `name`: a suggestion."""
     if hasattr(value, "program"):
         return "; the backend of a run is given as backend="
     return near(name, names) or f"; the options of a run are {', '.join(sorted(RUN_OPTIONS))}"
@@ -567,7 +567,7 @@ class Decorator(Protocol):
 
 @_typed_decorator
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Make a program of a function, with or without parentheses. Its first parameter, of any name, is the state.
+    """Decorator, with or without parentheses: makes a program of a function. The first parameter is the state.
 
     An `async def` becomes an AsyncProgram, whose state is an AsyncState. BadProgram: there is no parameter, one is
     called "opts", or the function is a generator.

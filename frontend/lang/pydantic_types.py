@@ -69,13 +69,14 @@ def arguments(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Callab
 
 
 def describe(description: str) -> Any:
-    """Metadata that only describes."""
+    """Metadata that is only a description."""
     return pydantic.Field(description=description)
 
 
 class PatternSchema(GenerateJsonSchema):
-    """Writes types whose values are strings with their pattern, not with a format or as a string of any kind, and the
-    tag of a discriminated union as required, also if it has a default: pydantic asks for it."""
+    """Writes stricter schemas than pydantic's own. Types whose values are strings have a pattern, in place of a format
+    or of no restriction. The tag of a discriminated union is required even if it has a default, because pydantic needs
+    it to read a value."""
 
     def generate(self, schema: Any, mode: Any = "validation") -> dict[str, Any]:
         written: dict[str, Any] = super().generate(schema, mode)
@@ -83,7 +84,7 @@ class PatternSchema(GenerateJsonSchema):
         return written
 
     def _get_alias_name(self, field: Any, name: str) -> str:
-        """TypeError: pydantic reads the field only from inside of another value, which its schema does not say."""
+        """TypeError: pydantic reads the field only from inside another value, which the schema would not show."""
         if isinstance(aliases := field.get("validation_alias"), list):
             paths = aliases if isinstance(aliases[0], list) else [aliases]
             if min(map(len, paths)) > 1 and not self._config.validate_by_name:
@@ -96,7 +97,7 @@ class PatternSchema(GenerateJsonSchema):
 
     def bytes_schema(self, schema: Any) -> dict[str, Any]:
         written: dict[str, Any] = super().bytes_schema(schema)
-        if "max_length" in schema:  # which counts bytes: as many as characters only in ASCII
+        if "max_length" in schema:  # counts bytes; only in ASCII is a byte a character
             written["allOf"] = [{"pattern": f"^{_ASCII}*$"}]
         return written
 
@@ -110,14 +111,14 @@ class PatternSchema(GenerateJsonSchema):
         return _string(text_forms.time(_has_zone(schema)))
 
     def decimal_schema(self, schema: Any) -> dict[str, Any]:
-        """The schema of a string, of which pydantic keeps all digits; it would read a number through a float. Of its
-        bounds, the pattern holds that it is not negative. The others are checked when the text is parsed."""
+        """A decimal is written as a string, because pydantic would read a number through a float and lose digits. The
+        pattern limits the digits and, if the bounds do, excludes negative values. Parsing checks the other bounds."""
         pattern = text_forms.decimal(schema.get("max_digits"), schema.get("decimal_places"))
         is_signed = max(schema.get("ge", -1), schema.get("gt", -1)) < 0
         return _string(pattern if is_signed else pattern.removeprefix("-?"))
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
-        """TypeError: the keys are of a type that pydantic does not read from a string."""
+        """Adds the schema of the keys. TypeError: pydantic does not read keys of this type from a string."""
         written: dict[str, Any] = super().dict_schema(schema)
         keys: dict[str, Any] = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
         options = [
@@ -135,13 +136,13 @@ class PatternSchema(GenerateJsonSchema):
 
     def str_schema(self, schema: Any) -> dict[str, Any]:
         written: dict[str, Any] = super().str_schema(schema)
-        if isinstance(pattern := schema.get("pattern"), re.Pattern):  # of which pydantic writes no flags
+        if isinstance(pattern := schema.get("pattern"), re.Pattern):  # pydantic would leave out its flags
             written["pattern"] = text_forms.with_flags(pattern)
         return written
 
     def tagged_union_schema(self, schema: Any) -> dict[str, Any]:
-        """A union whose tag a function finds as "anyOf": its types have no field that differs, so a value may be of
-        several, which "oneOf" forbids. The function decides when the text is parsed."""
+        """Writes "anyOf" for a union whose tag is computed by a function. A value may match several of its types, which
+        "oneOf" forbids. The function chooses one when the text is parsed."""
         written: dict[str, Any] = super().tagged_union_schema(schema)
         if callable(schema["discriminator"]):
             written["anyOf"] = written.pop("oneOf")
@@ -165,7 +166,7 @@ def _is_name(keys: dict[str, Any]) -> bool:
 
 
 def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema of a dict's keys, where pydantic writes none that the server takes."""
+    """The schema of a dict's keys for types where pydantic writes none that the server supports; else None."""
     if "enum" in keys or "const" in keys:
         return {"enum": [value for value in keys.get("enum", [keys.get("const")]) if isinstance(value, str)]}
     form = keys.get("format", "")
@@ -185,7 +186,7 @@ def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _name_pattern(names: dict[str, Any]) -> str:
-    """The pattern of what `_names` returns, for a union."""
+    """A schema that `_names` returned, as a part of a pattern for a union of keys."""
     return "|".join(map(re.escape, names["enum"])) if "enum" in names else names["pattern"][1:-1]
 
 

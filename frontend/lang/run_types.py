@@ -2,8 +2,8 @@
 and its options against `Options`.
 
 A ParamSpec cannot be extended by keywords. So a call without options is checked exactly, by the first overload of
-RunCall, and a call with options is accepted if one of its keywords is an option and has the right type. Options that
-are set by `bind(opts=...)` do not give up the exact check.
+RunCall, and a call with options is accepted if one of its keywords is an option and has the right type. If
+`bind(opts=...)` sets the options, calls keep the exact check.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class RunCall(Protocol[Args, Out]):
 
 
 class Typed(Generic[Args, R_co]):
-    """Base of programs: what a type checker knows of their function."""
+    """Base of programs. It tells a type checker the parameters and the return type of their function."""
 
 
 class RunMethod(Generic[Out]):

@@ -125,7 +125,7 @@ class GenOptions(
         check_option("adapter", self.adapter or "")
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
-        """`base`, overridden by the options that are set here, except `seed`: see `mix`."""
+        """`base`, overridden by the options that are set here, except `seed`."""
         is_cacheable = type(self) is GenOptions and self.logit_bias is None  # hashable, and references no backend
         changes = _changes(self) if is_cacheable else _changes.__wrapped__(self)
         if not changes:
@@ -146,9 +146,8 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     Options are needed for a program that has a parameter with the name of an option, such as `n`: `run(n=2)` sets the
     parameter, `run(opts=Options(n=2))` the option.
 
-    temperature, top_p, top_k, min_p and repetition_penalty, if nobody gives them, are those of the model's
-    generation_config.json; where that has none, and with `sampling_defaults="openai"` on the server, the defaults below
-    apply.
+    temperature, top_p, top_k, min_p and repetition_penalty default to the values in the model's generation_config.json.
+    The defaults below apply if it has none, or if the server runs with `sampling_defaults="openai"`.
     """
 
     retries: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] | None = None
@@ -224,7 +223,7 @@ def near(name: str, names: Any) -> str:
 
 
 def mix(seed: int | None, *path: int) -> int | None:
-    """Derive a seed for `path` from `seed`: always the same one, and another one for each path. None stays None."""
+    """Derive a seed from `seed` and `path`. Different paths give different seeds. None: `seed` is None."""
     if seed is None:
         return None
     digest = hashlib.blake2b(repr((seed, path)).encode(), digest_size=8).digest()

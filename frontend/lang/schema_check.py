@@ -19,8 +19,8 @@ _CHECKED = re.compile(
     r'|"\$(?:dynamic|recursive)Ref"|"\$ref": "https?://json-schema\.org/|\(\?<?[=!]'
     r'|"multipleOf": [\d.]{6}'
 )
-"""The keywords that may need a check, references that are not followed, look-around in patterns, and multiples with
-many digits."""
+"""Finds the keywords that may need a check, references that are not followed, look-around in patterns, and multiples
+with many digits."""
 _FORMAT = re.compile(r'"format": "((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r'"pattern": ("(?:[^"\\]|\\.)*")')
 
@@ -51,7 +51,7 @@ def check_patterns(schema: str) -> None:
 
 
 class Checked:
-    """Reads a JSON text and validates it. Raises ValueError that says what is wrong."""
+    """Reads a JSON text and validates it. ValueError: it is invalid; the message says why."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
@@ -74,8 +74,8 @@ class Checked:
 
 
 def _multiple_of(_: Any, multiple: Any, value: Any, __: Any) -> Any:
-    """Check a multiple in decimal digits, as the masks do: the float of 0.07 is no multiple of that of 0.01. A float of
-    many digits may have fewer in its shortest form, so its exact value counts too."""
+    """Check `multipleOf` in decimal digits, as the masks do: as floats, 0.07 is no multiple of 0.01. The repr of a
+    float may lack digits of the text that was parsed, so a float whose exact value is a multiple is valid too."""
     import jsonschema
 
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -99,7 +99,7 @@ def _pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, _:
 
 
 def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Any:
-    """Check the properties that are not listed. Where a pattern cannot be read, all names may match it."""
+    """Check the properties that are not listed. A pattern that Python cannot read may match any name."""
     import jsonschema
 
     patterns = schema.get("patternProperties", ())
@@ -113,7 +113,7 @@ def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) 
 
 
 def _lenient(draft: Any) -> Any:
-    """The draft's check of `unevaluatedProperties`, left out where it meets a pattern that Python cannot read."""
+    """The draft's check of `unevaluatedProperties`, which stops at a pattern that Python cannot read."""
     check = draft.VALIDATORS.get("unevaluatedProperties")
 
     def checked(validator: Any, below: Any, value: Any, schema: Any) -> Any:
@@ -126,7 +126,7 @@ def _lenient(draft: Any) -> Any:
 
 
 def _format(_: Any, name: str, value: Any, __: Any) -> Any:
-    """Check the formats that masks enforce, by the same patterns: `oneOf`, `not` and others depend on what they are."""
+    """Check the formats that the masks enforce, by the same patterns. Keywords such as `oneOf` and `not` need this."""
     import jsonschema
 
     form = text_forms.ENFORCED_FORMATS.get(name)
@@ -164,12 +164,12 @@ _WRITTEN = {
     r"\B": r"(?a:\B)",
 }
 _WRITTEN_IN_CLASS = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\D": "", r"\W": ""}
-"""What means something else in ECMA-262 than in Python -> how Python writes it."""
+"""Syntax that differs between ECMA-262 and Python: ECMA-262's form -> Python's form."""
 
 
 @lru_cache(1024)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern in ECMA-262's syntax. re.error: Python cannot read it."""
+    """Compile a pattern in ECMA-262's syntax. re.error: Python cannot read it."""
     return re.compile(_TOKEN.sub(_written, pattern))
 
 
@@ -178,7 +178,8 @@ def _written(token: re.Match[str]) -> str:
 
 
 def _class(text: str) -> str:
-    """A character class. A Python class cannot contain the complement of another one, so those become alternatives."""
+    r"""Translate a character class. Python's \D and \W are not those of ECMA-262, and a class cannot contain a negated
+    class such as [^0-9]. So \D and \W become alternatives to the class."""
     if text in ("[]", "[^]"):  # in ECMA-262, they match nothing and anything
         return "(?!)" if text == "[]" else r"[\s\S]"
     wide = [_WRITTEN[escape] for escape in (r"\D", r"\W") if escape in re.findall(r"\\.", text, re.DOTALL)]

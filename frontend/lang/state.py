@@ -25,8 +25,8 @@ T = TypeVar("T")
 class State(StateBase):
     """The running prompt of a program, which `s += ...` extends, and its variables, which `s["x"]` reads.
 
-    `+=` takes an expression, a string, or a list of them. It records all of that or, if it raises, nothing, and returns
-    at once. Reading waits until the value is known. If the value's gen failed, reading raises a ProgramError that names
+    `+=` takes an expression, a string, or a list of them. It records them and returns at once; if it raises, it records
+    nothing. Reading waits until the value is known. If the value's gen failed, reading raises a ProgramError that names
     the program, the line and the gen.
     """
 
@@ -63,7 +63,7 @@ class State(StateBase):
         return read_object(self._lookup(name), type)
 
     def partials(self, name: str) -> Iterator[Any]:
-        """In a program that streams, the object of a gen with a type as it grows; the last item is the final object.
+        """Yields the growing object of a gen with a type, in a program that streams. The last item is the final object.
 
         Objects and lists contain the items so far, and the last string or number may be incomplete. A gen with
         `retries` may start over. The value of a type that is not written as JSON comes in one piece.
@@ -238,8 +238,8 @@ class Branches(Group[State]):
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
         """The first branch whose variable `name` has the most frequent value. The others are dropped.
 
-        Does not wait for branches that cannot change the outcome. key: returns the form of a value that is compared
-        (default: text without white space at its ends). on_error: as for `best`.
+        Does not wait for branches that cannot change the outcome. key: a function from a value to what is
+        compared (default: strips white space from the ends of a text). on_error: as for `best`.
         """
         return self._decide(branch_choice.Ballot(self._states, name, key, on_error)).winner()
 

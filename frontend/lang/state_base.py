@@ -69,7 +69,7 @@ class StateBase:
         """Created by programs and forks. seed: the seed of the run or branch; None: its gens have random seeds."""
         self._record, self._handle, self._seed, self._transcript = record, handle, seed, transcript
         self._values: dict[str, Any] = {}
-        self._n_inherited = 0  # how many of the values, the first ones, the state had when it was forked
+        self._n_inherited = 0  # how many of the values are inherited: the first ones
         self._names: Feed[str] = Feed()  # names of variables as they are set, for readers that wait for one
         self._refs: list[Any] = []  # the numbers of its values, with a nested list for each branch
         self._closed = ""  # why nothing more can be appended; "" while it can
@@ -80,14 +80,14 @@ class StateBase:
         return f"<State of program {self._record.name}, variables: {variables}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A state cannot leave its process. An error that holds one can: another process gets the state's repr."""
+        """Pickles the repr: a state cannot leave its process, but an error that holds a state can."""
         return str, (repr(self),)
 
     def __copy__(self) -> NoReturn:
         raise BadProgram("a state cannot be copied; s.fork(1)[0] is a branch with its text and variables")
 
     def __deepcopy__(self, memo: object) -> Self:
-        """What holds a state, such as an error, can be copied, and its copy holds this state."""
+        """Keep this state in the copy of an object that holds it, such as an error. BadProgram: copied by itself."""
         if not memo:
             self.__copy__()
         return self
@@ -98,8 +98,8 @@ class StateBase:
         return self._is_view and not self._record.ended.is_closed
 
     def _note_reader(self) -> None:
-        """Called when this object is read. If the object belongs to code outside the body, record that the run has a
-        reader, so that no warning about an unread stream is logged."""
+        """Note that this object is read. If it belongs to code outside the body, the run has a reader, and no warning
+        about an unread stream is logged."""
         self._record.has_reader |= self._is_view
 
     def _view(self, state_class: type[P]) -> P:
@@ -150,7 +150,8 @@ class StateBase:
             raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
     def _checked(self, flat: list[str | Leaf]) -> tuple[str | None, Iterator[wire.Sampling]]:
-        """Check all of an append. Returns (the role of the turn that is open after it, the sampling of each gen)."""
+        """Check everything that a `+=` appends. Returns (the role of the turn that it leaves open, the sampling of each
+        gen)."""
         role = self._transcript.role
         samplings: list[wire.Sampling] = []
         for leaf in flat:
@@ -295,8 +296,8 @@ class StateBase:
     # ---- turns -------------------------------------------------------------------------------------------------------
 
     def role(self, name: str, expr: Expression = NOTHING) -> Any:
-        """Append a turn with the content `expr`. Without `expr`, for a `with` block: the turn contains what the block
-        appends, and ends even if the block raises."""
+        """Append a turn with the content `expr`. Without `expr`, return a context manager: the turn contains what
+        the `with` block appends, and ends even if the block raises."""
         if expr is NOTHING:
             return self._turn(name)
         self._append(turn(name, expr))
@@ -395,12 +396,12 @@ class StateBase:
 
     @property
     def _own_joined(self) -> list[JoinedValues]:
-        """Those of branches of this state; none that it inherited."""
+        """The values that were joined from branches of this state, without those that it inherited."""
         values = tuple(self._values.values())[self._n_inherited :]
         return [value for value in values if isinstance(value, JoinedValues)]
 
     def _check_values(self, refs: Sequence[LazyValue], joined: Sequence[JoinedValues]) -> None:
-        """Wait for `refs`, values in the prompt, and for `joined`, of joined branches. Raises their first error."""
+        """Wait for `refs`, the values in the prompt, and `joined`, those of joined branches. Raises the first error."""
         for ref in refs:
             ref.wait()
         for value in joined:
@@ -457,7 +458,7 @@ class StateBase:
         return snippet(self._record, self._handle.number, self._streamed())
 
     def _ipython_display_(self) -> None:
-        """In a notebook, a running state is drawn again until it is complete. All else is left to the methods above."""
+        """Redraw a running state in a notebook. Otherwise NotImplementedError, so that IPython uses `_repr_html_`."""
         if not live(self._record, self._handle.number, self._streamed):
             raise NotImplementedError
 
@@ -618,7 +619,7 @@ class StateKV:
         self._record, self._state = record, state
 
     def pin(self, ttl: float) -> None:
-        """Evict the pages of this KV last for `ttl` seconds, also after the program has ended; 0 unpins them.
+        """For `ttl` seconds, evict the pages of this KV last, also after the program has ended. 0 unpins them.
 
         The hint is sent with the next message. If a request cannot run otherwise, pinned pages are evicted too.
         """
@@ -631,7 +632,7 @@ class StateKV:
         self._record.flush("kv.expect")
 
     def prefetch(self) -> None:
-        """Load pages of this KV from `host_memory` to the device, as far as it has free pages."""
+        """Load pages of this KV from `host_memory` to the device, as far as the device has free pages."""
         self._record.add(wire.CacheHint(self._state, prefetch=True))
         self._record.flush("kv.prefetch")
 
@@ -674,7 +675,7 @@ class Group(Generic[S]):
             raise BadProgram(f"branch {i} cannot be replaced; append to it with group[{i}] += ...")
 
     def __iadd__(self, what: Expression | Branchwise) -> Self:
-        """Append to every branch: an expression, or to branch i the item `what[i]` of a list or `what(i)`."""
+        """Append to every branch. what: an expression for all; a list or function: branch i gets what[i] or what(i)."""
         if isinstance(what, str | Expr):
             each: list[Expression] = [what] * len(self)
         elif callable(what):
@@ -682,7 +683,9 @@ class Group(Generic[S]):
         elif isinstance(what, list | tuple):
             each = list(what)
             if len(each) != len(self):
-                raise BadProgram(f"a list of {len(each)} was appended to {len(self)} branches; it needs one for each")
+                raise BadProgram(
+                    f"a list of {len(each)} items was appended to {len(self)} branches; it needs one item for each"
+                )
         else:
             raise BadProgram(f"branches take an expression, a list of them or a function, not {type(what).__name__}")
         for state, part in zip(self._states, each, strict=True):
@@ -735,7 +738,7 @@ class Group(Generic[S]):
             if branch._handle.parent is not parent._handle:
                 raise BadProgram("these are branches of a branch, not of this state; adopt one of them instead")
             at_fork, own, now = branch._transcript.role_at_fork, branch._transcript.role, parent._transcript.role
-            if not at_fork == own == now:  # the turns of a branch would not fit to those before them
+            if not at_fork == own == now:  # the turns of the branch would not fit those of its parent
                 role = f"is {own!r} in a branch" if own != now else f"was {at_fork!r} at the fork"
                 raise BadProgram(
                     f"the open turn {role} and {now!r} in its parent now; they must be the same to be joined"
