@@ -53,7 +53,7 @@ def start_stream(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
 ) -> State:
-    """Start a completion for `growing` or `growing_async`. Unsupported: it has more than a stream of one text gives."""
+    """Start a completion for `growing` or `growing_async`. Unsupported: several prompts or samples, or logprobs."""
     has_logprobs = return_logprob or top_logprobs_num or logprob_start_len not in (None, -1)
     is_single = (
         isinstance(prompt, str) and isinstance(params, Mapping | None) and (params or {}).get("n", 1) in (None, 1)
@@ -64,7 +64,7 @@ def start_stream(
 
 
 def growing(state: State) -> Iterator[dict[str, Any]]:
-    """Yields all text so far after each piece. Only the last item has meta info."""
+    """Yields the whole text so far each time that it grows. Only the last item has meta info."""
     text = ""
     for piece in state.text_iter("text"):
         text += piece

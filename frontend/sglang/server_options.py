@@ -93,8 +93,8 @@ _DTYPES = {"half": "float16", "float": "float32"}
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` of a Runtime with options of SGLang's server replaced by those here. An option of SGLang that is None
-    is left out.
+    """The `options` of a Runtime, with those of SGLang's server translated. An option of SGLang that is None is left
+    out.
 
     ConfigError: options are unknown or cannot be translated. Its message names all of them, and what to write instead.
     """

@@ -39,8 +39,8 @@ class TurnFormat(NamedTuple):
         return role_markers(self.markers, role, is_first=not hist_messages)
 
     def get_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of messages: each a role and, if the turn is finished, a content. A system message without content
-        is the template's default system prompt; if it has none, there is no turn."""
+        """The text of `messages`. A content of None leaves the turn open. A system message with content None gets the
+        template's default system prompt; if the template has none, the message is left out."""
         text = ""
         for i, message in enumerate(messages):
             role, content = message["role"], message["content"]

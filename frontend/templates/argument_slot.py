@@ -1,4 +1,4 @@
-"""ArgumentSlot: it takes the place of an argument while the body of a program is recorded."""
+"""ArgumentSlot: stands for an argument while the body of a program is recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ArgumentObserved(BaseException):
 class ArgumentSlot(Expr):
     """An argument without a value. It can be appended, joined to text with `+`, and used in f-strings.
 
-    Any other use raises ArgumentObserved, which is kept: for another argument, the body may append something else.
+    Any other use sets `observed` and raises it: with another value of the argument, the body may append other text.
     """
 
     __slots__ = ("__weakref__", "i", "name", "observed", "on_observed")

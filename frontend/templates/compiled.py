@@ -28,7 +28,7 @@ from banyan.templates.recorder import Recorder, Recording
 from banyan.templates.recorder import record as record_body
 
 MAX_TEMPLATES = 64
-"""The largest number of templates of one program on one backend. With more, each would be used too rarely to pay."""
+"""The largest number of templates of one program on one backend. With more, each would be used too rarely."""
 
 PROBES: dict[type, Any] = {
     str: " \t{{odd}} %s 'Text'\n\n  of <|several|> lines\r\n" + 3_000 * "and long " + "\\n ",
@@ -49,7 +49,7 @@ def compile(program: Program[Args, R]) -> Compiled[Args, R]:
 
     The first run records the body several times, also with unusual arguments. If the body inspects an argument
     (compares, measures or splits it), each value of this argument gets a template of its own. If the body reads a
-    generated value or its index, calls another program or awaits something, it runs every time, as without `compile`.
+    generated value or `s.index`, calls another program or awaits something, it runs every time, as without `compile`.
     The results are those of the program, provided that what the body appends depends only on its arguments. `explain()`
     says which of these cases holds.
     """
@@ -95,7 +95,7 @@ class Compiled(Program[Args, R_co]):
         """Why the body runs every time; "" if templates can be used."""
 
     def explain(self) -> str:
-        """Which templates there are and which arguments they send, or why the body runs every time; in words."""
+        """Describe the templates and the arguments that a run of each sends, or say why the body runs every time."""
         if self._unsupported:
             return f"{self.name} runs its body every time: {self._unsupported}"
         known = list(chain.from_iterable(templates.values() for templates in self._templates.values()))
@@ -142,7 +142,7 @@ class Compiled(Program[Args, R_co]):
             is_bound = name in self._bound and self._bound[name] is value
             any_given |= not is_bound
             if not is_bound and not _is_plain(value):
-                return None  # its texts may all differ, and each would take the place of a template
+                return None  # as a part of the key, each such text would take up a template
             if type(value) in PROBES and name not in self._observed and not is_bound:
                 slots[name] = value
                 rest.append((name, type(value)))
@@ -163,7 +163,7 @@ class Compiled(Program[Args, R_co]):
             body, options = Program._body(self, changed), _gen_options(record.options)
             return record_body(self.name, body, options, record.backend.welcome, self._state_class)
 
-        with self._make_lock:  # one at a time: other threads most likely need the same template
+        with self._make_lock:  # other threads most likely wait for the same template
             known = self._templates.setdefault(record.backend, {})
             if plan.key not in known and len(known) < MAX_TEMPLATES:
                 try:
@@ -195,14 +195,14 @@ def _checked_template(
     if plain.ended is not None:
         does = "awaits something" if plain.ended.what == AWAITED else "reads a generated value"
         raise Unsupported(f"in {plain.ended.line} it {does}")
-    if line := plain.state._record.index_line:  # the recording has no item, so it read None
+    if line := plain.state._record.index_line:  # a recording has no batch item, so the body read None
         raise Unsupported(f"in {line} it reads the index of its batch item")
     slots = [ArgumentSlot(i, name) for i, name in enumerate(values)]
     recording = _with_slots(slots, recorded)
     if isinstance(recording, Exception):
         alone = {slot.name: _with_slots([slot], recorded) for slot in slots}
         errors = {name: one for name, one in alone.items() if isinstance(one, Exception)}
-        errors = errors or dict.fromkeys(values, recording)  # only several together raise
+        errors = errors or dict.fromkeys(values, recording)  # no slot alone raises, only several together
         raise _Observed({name: f"without its value the body raises {one!r:.200}" for name, one in errors.items()})
     template = RecordedTemplate(recording, tuple(values))
     if not template.matches(plain, list(values.values())):
@@ -219,8 +219,8 @@ def _checked_template(
 
 
 def _with_slots(slots: Sequence[ArgumentSlot], recorded: Callable[..., Recording]) -> Recording | Exception:
-    """Record the body with these arguments replaced by slots; returns the error that it raises. _Observed: it inspects
-    some of them."""
+    """Record the body with these arguments replaced by slots. Returns the recording, or the error that the body raised.
+    _Observed: the body inspects some of the arguments."""
     result: Recording | Exception
     try:
         result = recorded(**{slot.name: slot for slot in slots})
@@ -232,8 +232,8 @@ def _with_slots(slots: Sequence[ArgumentSlot], recorded: Callable[..., Recording
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the text of this argument says all. A str may contain a gen, or have a lone surrogate, which no message
-    can hold and for which the body raises."""
+    """False for a str with an embedded expression, and for a str with a lone surrogate, which no message can hold and
+    for which the body raises. True for all other arguments."""
     if type(value) is not str:
         return True
     try:

@@ -85,7 +85,7 @@ class RecordedTemplate:
         use = wire.Use(
             state=state._handle.number,
             template=self._define(record.backend),
-            args=texts[: shape.n_args],  # those after the last one that is appended have slots, but no op takes them
+            args=texts[: shape.n_args],  # without the last arguments, if no op uses them
             child=handles[1].number if self._parents else 1,
             ref=first_ref,
             mark=record.new_marks(shape.n_marks),
@@ -96,7 +96,7 @@ class RecordedTemplate:
         return _replaced(self._value, new, arguments)
 
     def _define(self, backend: Backend) -> int:
-        """The template's number on the backend, which gets it with the first use; -1 if it takes only plain ops."""
+        """The template's number on the backend. The first call sends the template. -1: the backend has no templates."""
         if self._process != os.getpid():  # a forked child, with a connection of its own
             self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
         if self._number < 0 and (define := getattr(backend, "define", None)) is not None:

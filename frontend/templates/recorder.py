@@ -45,17 +45,17 @@ class Recorder:
 
     refuses: frozenset[str] = frozenset()
     is_recorder = True
-    """Programs that the body calls run on it, also those that name a backend of their own."""
+    """Marks a recorder. Programs that the body calls run on the recorder, even if they name another backend."""
 
     def __init__(self, welcome: wire.Welcome) -> None:
         self.welcome = welcome
         self.programs: list[RecordedProgram] = []
         self.observed: ArgumentObserved | None = None
-        """The first that ended the recording. The body may have caught it."""
+        """The error that ended the recording. The body may have caught it."""
         self.flush: Callable[[], None] | None = None
         """Submits what the body has appended so far."""
         self.is_ended = False
-        """Whether ops are ignored: the body caught `observed`, and what it appends then is no run's."""
+        """Whether the recording has ended. Later ops are ignored: only a body that caught `observed` appends them."""
 
     def program(self, name: str = "") -> RecordedProgram:
         self.programs.append(RecordedProgram(name, self))
@@ -117,8 +117,8 @@ def record(
     state_class: type[StateBase] = State,
     slots: Iterable[ArgumentSlot] = (),
 ) -> Recording:
-    """Run `body`, of the program `name`, on a new state. Raises what it raises, except ArgumentObserved. slots: those
-    that end the recording also if the body catches their ArgumentObserved."""
+    """Run `body`, of the program `name`, on a new state, and record it. Raises what the body raises, except
+    ArgumentObserved. slots: slots that end the recording even if the body catches their ArgumentObserved."""
     recorder = Recorder(welcome)
     record = ProgramRecord(name, recorder, options)
     recorder.flush = record.flush
@@ -137,7 +137,7 @@ def record(
     except ArgumentObserved as e:
         ended = e
     ended = recorder.observed or ended  # also if a bare `except` of the body caught it
-    recorder.flush = None  # no cycle keeps the record
+    recorder.flush = None  # breaks the reference cycle with the record
     with suppress(ArgumentObserved):  # `flush` asks whether the values of dropped states are done
         record.flush()
     record.end()

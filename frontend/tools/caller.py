@@ -34,8 +34,8 @@ from banyan.tools.checks import ServerCallback
 from banyan.tools.toolbox import Tool, Toolbox, ToolCall
 
 N_THREADS = 32
-"""The most sync tools that run at once. A tool that another tool calls gets a thread beyond this limit. So does the
-next tool for each tool that still runs after its timeout, because Python cannot end a thread."""
+"""The most sync tools that run at once. A tool that another tool calls gets a thread beyond this limit. Each
+tool that still runs after its timeout raises the limit by one, because Python cannot end a thread."""
 
 
 class Round(NamedTuple):
@@ -46,7 +46,7 @@ class Round(NamedTuple):
 
 
 class Caller(ServerCallback):
-    """Executes the tool calls of one gen, on threads and event loops of its own."""
+    """Executes the tool calls of one gen."""
 
     def __init__(
         self, record: ProgramRecord, state: int, ref: int, line: str, tools: Toolbox, *, is_async: bool
@@ -54,7 +54,7 @@ class Caller(ServerCallback):
         """line: the source line of the gen. is_async: whether the gen is of an `async def` program."""
         self._line, self._tools = line, tools
         self._loop: asyncio.AbstractEventLoop | None = None
-        if is_async:  # a sync program may be called from an event loop too, but blocks it
+        if is_async:  # a sync program that is called on an event loop blocks that loop
             with suppress(RuntimeError):
                 self._loop = asyncio.get_running_loop()
         self._running: asyncio.Task[None] | None = None
@@ -203,7 +203,7 @@ class Caller(ServerCallback):
         return await _shielded(done, lambda: loop.is_closed() or loop.call_soon_threadsafe(stop))
 
     async def _on_thread(self, tool: Tool, arguments: dict[str, Any], begin: Callable[[], None]) -> _Outcome:
-        """begin: called on this loop when the tool has got its thread."""
+        """Run a sync tool on a thread of the pool. begin: called on this loop when the tool has got its thread."""
         loop, threads = asyncio.get_running_loop(), _threads
         done: Future[_Outcome] = Future()
 
@@ -222,8 +222,8 @@ class Caller(ServerCallback):
             done.set_result(outcome)
 
         def abandon() -> None:
-            """Called when the call was cancelled or its time is up. If the tool waits for a thread, it never runs. If
-            it runs, it keeps its thread, so the thread pool may start one more thread until the tool ends."""
+            """Give up a call that was cancelled or has timed out. If the tool waits for a thread, it never runs. If it
+            runs, it keeps its thread, so the thread pool may start one more thread until the tool ends."""
             if done.cancel():
                 return
             threads.lend(1)
@@ -263,13 +263,13 @@ def _tool_turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON, with
-    NaN and Infinity. TypeError: the result, or a part of it, has no text that tells the model anything."""
+    """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON, in
+    which NaN and Infinity may occur. TypeError: a part of the result has no meaningful text."""
     if hasattr(value, "model_dump_json"):  # a pydantic model, which may have settings of its own for JSON
         return str(value.model_dump_json())
     builtins = msgspec.to_builtins(value, builtin_types=_BYTES, enc_hook=_plain)
     text = builtins if isinstance(builtins, str) else _as_json(builtins)
-    fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
+    fstring.refuse(text, "the result holds an expression, such as a gen; a tool must return text")
     return text
 
 
@@ -284,7 +284,7 @@ _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 
 
 def _plain(value: Any) -> Any:
-    """`plain`, but TypeError for a value whose text would be only its class or name, and an address."""
+    """`plain`. TypeError: a state, an iterator, or a value whose text would be only its class or name, and an address."""
     kind: Any = type(value)
     if hasattr(kind, "_instead"):  # a state, whose text is the whole prompt, or branches
         raise TypeError(f"the result holds {kind.__name__}; return the text of a variable, such as state['x']")
@@ -300,7 +300,7 @@ def _plain(value: Any) -> Any:
 
 
 _only_address = re.compile("<[^=:,(]* at 0x[0-9a-fA-F]+>+")
-"""The repr of an object without a text, a function or a method; with one of the characters, a repr shows content."""
+"""Matches the repr of a function, a method or an object without a text. A repr with one of =:,( shows content."""
 
 
 def _reason(error: BaseException) -> str:
@@ -311,7 +311,7 @@ def _reason(error: BaseException) -> str:
 def _parsed(arguments: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
-    except msgspec.DecodeError:  # or not an object
+    except msgspec.DecodeError:  # no JSON, or not an object
         return {}
 
 

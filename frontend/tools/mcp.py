@@ -1,7 +1,7 @@
 """The tools of MCP servers. Needs the `mcp` package: the extra `mcp`.
 
-A connection is one task on the event loop of `tools/caller.py`: the package wants a connection closed by the task that
-opened it. The calls of all programs run beside that task, whatever loop or thread the programs run on.
+A connection is one task on the event loop of `tools/caller.py`, because the package requires that the task that opened
+a connection also closes it. All calls run on this loop too, whatever loop or thread their program runs on.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from banyan.tools.caller import tool_loop
 from banyan.tools.toolbox import Tool
 
 CLOSE_TIMEOUT = 10.0
-"""Seconds. The package gives a process 4.5 s to end before it kills it."""
+"""Seconds for closing a connection. The package waits 4.5 s for the server's process to end, and then kills it."""
 
 
 def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", timeout: float = 60.0) -> MCPConnection:
     """The tools of an MCP server: `with bn.mcp(server) as tools:`, or `async with`, and inside `gen(tools=tools)`.
 
-    server: a command, as one text or as a list, which is started and talks on its stdin and stdout; the URL of a server
-    with streamable HTTP; or a transport or server object for the package's own `mcp.Client`. env: further environment
+    server: a command, as one text or as a list, which is started and used through its stdin and stdout; the URL of a
+    server with streamable HTTP; or a transport or server object for the package's own `mcp.Client`. env: further environment
     variables for the command, which gets only PATH, HOME and the like from this process. prefix: put before the tools'
-    names. timeout: seconds within which the server must list its tools. The end of the block ends the connection, and a
-    command that was started.
+    names. timeout: seconds within which the server must list its tools. The end of the block closes the connection, and
+    ends the command.
 
     ConfigError: the package `mcp` is missing. ConnectFailed: no connection, or no answer in time.
     """
@@ -104,7 +104,7 @@ class MCPConnection:
         return self._opened
 
     def _end(self) -> Future[None]:
-        """Close the connection, or no longer open it. The result is there when it is closed."""
+        """Close the connection, or stop opening it. Returns a future that is done when the connection is closed."""
         assert self._task is not None
         self._check_process()
         if self._opened.cancelled() or not self._opened.done():
@@ -130,7 +130,7 @@ class MCPConnection:
                 limit.reschedule(now() + CLOSE_TIMEOUT)
         except Exception as e:
             if opened.done():
-                raise RuntimeLost(f"MCP server {self._label}, at the end: {_reason(e)}") from e
+                raise RuntimeLost(f"MCP server {self._label}, while closing: {_reason(e)}") from e
             error = ConnectFailed(f"MCP server {self._label}: {_reason(e, self._timeout)}")
             error.__cause__ = e
             opened.set_exception(error)
@@ -161,7 +161,7 @@ class MCPConnection:
 
 
 def _text(block: Any) -> str:
-    """A part of a result, for the model."""
+    """The text of one part of a tool's result."""
     text = getattr(getattr(block, "resource", block), "text", None)
     return text if isinstance(text, str) else f"[a part of type {block.type}, which is left out]"
 

@@ -34,8 +34,8 @@ class Tool:
         description: str | None = None,
         schema: dict[str, Any] | None = None,
     ) -> None:
-        """schema: the schema of the parameters, as one object. Without it, the schema follows from the type hints. With
-        it, `func` checks the arguments itself."""
+        """schema: the JSON Schema of an object with all parameters; `func` then checks the arguments itself. None: the
+        schema follows from the type hints, and the tool checks the arguments."""
         functools.update_wrapper(self, func)
         self.func = func
         self.name = str(name or getattr(func, "__name__", ""))
@@ -151,8 +151,8 @@ class Toolbox:
 
 
 def _tool_of(function: Callable[..., Any]) -> Tool:
-    """The tool of a plain function, which keeps it, because making one takes 0.5 ms. So both are freed together: a
-    function that is defined in the body of a program may hold all objects of its run."""
+    """The tool of a plain function. The function stores it, because making a tool takes 0.5 ms. A cache elsewhere would
+    keep a function that a program's body defines, and with it perhaps all objects of the run."""
     if not inspect.isfunction(function):
         return Tool(function)
     found: Tool | None = vars(function).get("_banyan_tool")
@@ -194,8 +194,8 @@ class _Arguments(NamedTuple):
 
 
 def _with_description(hint: Any, meta: Callable[..., Any]) -> Any:
-    """Replace the text in `Annotated[int, "text"]` by `meta(description="text")`. meta: msgspec.Meta, or pydantic's
-    like. Returns any other hint unchanged."""
+    """Replace the text in `Annotated[int, "text"]` by `meta(description="text")`. meta: msgspec.Meta, or
+    its equivalent for pydantic. Returns any other hint unchanged."""
     if get_origin(hint) is not Annotated:
         return hint
     kind, *notes = get_args(hint)

@@ -284,7 +284,7 @@ def test_expression_in_a_result_is_an_error() -> None:
         return f"and {bn.gen('x')}"
 
     assert single_call({"give": {}}, tools=[give]).result == (
-        "error: BadProgram: the result holds an expression, such as a gen; a tool gives text"
+        "error: BadProgram: the result holds an expression, such as a gen; a tool must return text"
     )
 
 
