@@ -1,5 +1,4 @@
-"""AsyncState and AsyncBranches: State and Branches for event loops. Methods that wait are
-awaited, and never block."""
+"""AsyncState and AsyncBranches: State and Branches for event loops. Methods that wait must be awaited."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class OutputType:
 
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
         """label: the type's name, for errors. spec: the constraint. parse: converts the text to the object; raises if
-        the text is invalid. stop: additional stop strings, which end a number when the model writes a space after it.
-        BadProgram: the constraint has a lone surrogate."""
+        the text is invalid. stop: additional stop strings, such as white space, which ends a number. BadProgram: the
+        constraint has a lone surrogate."""
         self.note = ""
         """A warning for the user, if not empty."""
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
@@ -59,7 +59,7 @@ class OutputType:
 
 
 def take(options: dict[str, Any]) -> OutputType | None:
-    """Remove the options of the output type from `options`, and return the type. BadProgram: several give one."""
+    """Remove the options of the output type from `options`, and return the type. BadProgram: several give a type."""
     names = ("dtype", "type", "regex", "json_schema", "schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     forms = {field: options.pop(name) for name, field in _FORMS.items() if name in options}

@@ -234,7 +234,7 @@ class Program(Typed[Args, R_co]):
 
         on_error: with "raise", all items finish, and then a BatchError with all results is raised if any item failed;
         an iterator raises the error of the failed item, and the others are stopped. With "return", the state of a
-        failed item is returned too. progress_bar: show a bar on stderr or in the notebook. timeout, budget: seconds and
+        failed item is returned too. progress_bar: show it on stderr or in the notebook. timeout, budget: seconds and
         tokens for the whole batch; when they run out, the unfinished items fail. deadline: seconds until the batch
         should be done (see Options). Other keywords, and `opts`, are options of each run.
 
@@ -256,9 +256,9 @@ class Program(Typed[Args, R_co]):
 
         if checkpoint is not None:
             if given := [name for name, value in limits.items() if value is not None]:
-                raise Unsupported(f"{given[0]}: a batch with a checkpoint can take several processes; leave it out")
+                raise Unsupported(f"{given[0]}: another process may continue a batch with a checkpoint; leave it out")
             if generator_style or not ordered:
-                raise Unsupported("a batch with a checkpoint returns the file's records; leave generator_style out")
+                raise Unsupported("with a checkpoint, a batch returns records; leave out generator_style and ordered")
             title, options = self.name if progress_bar else None, self._batch_options(opts, kwargs)
             indexed = partial(self._indexed, options)
             file = BatchFile(checkpoint, (self.name, self._bound))

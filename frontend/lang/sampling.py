@@ -223,7 +223,7 @@ def near(name: str, names: Any) -> str:
 
 
 def mix(seed: int | None, *path: int) -> int | None:
-    """Derive a seed from `seed` and `path`. Different paths give different seeds. None: `seed` is None."""
+    """Derive a seed from `seed` and `path`. Different paths give different seeds. If `seed` is None, returns None."""
     if seed is None:
         return None
     digest = hashlib.blake2b(repr((seed, path)).encode(), digest_size=8).digest()

@@ -126,7 +126,7 @@ def _lenient(draft: Any) -> Any:
 
 
 def _format(_: Any, name: str, value: Any, __: Any) -> Any:
-    """Check the formats that the masks enforce, by the same patterns. Keywords such as `oneOf` and `not` need this."""
+    """Check the formats that the masks enforce, by the same patterns. Keywords such as `oneOf` and `not` need it."""
     import jsonschema
 
     form = text_forms.ENFORCED_FORMATS.get(name)

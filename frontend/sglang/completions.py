@@ -109,7 +109,7 @@ class ScoreResult(NamedTuple):
 
 
 _FORCED = 1e4
-"""A bias that exceeds the difference of any two logits. Log-probabilities are those of the model, without the bias."""
+"""A logit bias that forces a token: it exceeds the difference of any two logits. Logprobs do not include it."""
 
 
 def score(

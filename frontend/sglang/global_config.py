@@ -38,7 +38,7 @@ class GlobalConfig:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "verbosity" and (not isinstance(value, int) or value < 0):
-            raise BadProgram(f"global_config.verbosity is {value!r}; it must be a number from 0 on")
+            raise BadProgram(f"global_config.verbosity is {value!r}; it must be an integer of at least 0")
         if name in ("verbosity", "default_backend"):
             object.__setattr__(self, name, value)
         elif value != getattr(self, name):

@@ -55,8 +55,8 @@ NO_EFFECT = frozenset(
     )
 )
 """Options of SGLang's server that never change an output. A Runtime takes and ignores them: it listens on a local
-socket, selects kernels and CUDA graphs by itself, and runs no code of a model. A program names its reasoning and tools
-itself."""
+socket, selects kernels and CUDA graphs by itself, and runs no code from a model's files. A program names its reasoning
+and tools itself."""
 
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("pp_size", "ep_size", "nnodes"), ((1,), "an engine is on one machine; tp_size cuts its layers")),

@@ -284,7 +284,7 @@ _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 
 
 def _plain(value: Any) -> Any:
-    """`plain`. TypeError: a state, an iterator, or a value whose text would be only its class or name, and an address."""
+    """`plain`. TypeError: a state, an iterator, or a value whose text would be only a class or name and an address."""
     kind: Any = type(value)
     if hasattr(kind, "_instead"):  # a state, whose text is the whole prompt, or branches
         raise TypeError(f"the result holds {kind.__name__}; return the text of a variable, such as state['x']")

@@ -28,10 +28,10 @@ def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", 
     """The tools of an MCP server: `with bn.mcp(server) as tools:`, or `async with`, and inside `gen(tools=tools)`.
 
     server: a command, as one text or as a list, which is started and used through its stdin and stdout; the URL of a
-    server with streamable HTTP; or a transport or server object for the package's own `mcp.Client`. env: further environment
-    variables for the command, which gets only PATH, HOME and the like from this process. prefix: put before the tools'
-    names. timeout: seconds within which the server must list its tools. The end of the block closes the connection, and
-    ends the command.
+    server with streamable HTTP; or a transport or server object for the package's own `mcp.Client`. env: further
+    environment variables for the command, which gets only PATH, HOME and the like from this process. prefix: put before
+    the tools' names. timeout: seconds within which the server must list its tools. The end of the block closes the
+    connection, and ends the command.
 
     ConfigError: the package `mcp` is missing. ConnectFailed: no connection, or no answer in time.
     """

@@ -115,8 +115,9 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function, sync or async. The decorator works with and without parentheses.
 
-    Each parameter needs a type hint with a JSON form, also Literal, Enum, dataclasses, TypedDict, msgspec.Struct and
-    pydantic models; `Annotated[int, "in metres"]` adds a description. The docstring says what the tool does.
+    Each parameter needs a type hint with a JSON form. This includes Literal, Enum, dataclasses, TypedDict,
+    msgspec.Struct and pydantic models. `Annotated[int, "in metres"]` adds a description. The docstring tells the model
+    what the tool does.
     """
     if func is None:
         return functools.partial(Tool, name=name, description=description)
