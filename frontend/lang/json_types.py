@@ -321,7 +321,7 @@ def tightened(schema: Any) -> Any:
     mention them. The library's own string formats become patterns. Annotations are dropped.
 
     `uniqueItems` is dropped, because it cannot be enforced while the text is generated; when the text is parsed, a set
-    drops duplicates. All other formats that the server does not enforce are dropped: parsing checks them.
+    drops duplicates. Formats that the server does not enforce are dropped: they are checked when the text is parsed.
     """
     if isinstance(schema, list):
         return [tightened(one) for one in schema]

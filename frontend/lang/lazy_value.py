@@ -235,7 +235,7 @@ class ReasoningText:
 
 
 class JoinedValues:
-    """The value of one variable in each joined branch, read when the variable is; None for a branch without it."""
+    """The values of one variable in all joined branches; None for a branch without it. `each` reads them."""
 
     __slots__ = ("collects", "values")
 
@@ -282,7 +282,7 @@ def lazy_values(value: Any) -> Iterator[LazyValue]:
 
 
 def is_done(value: Any) -> bool:
-    """Whether `read` would not wait."""
+    """Whether `read` returns without waiting."""
     return all(ref.is_done for ref in lazy_values(value))
 
 

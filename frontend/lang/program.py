@@ -258,7 +258,7 @@ class Program(Typed[Args, R_co]):
             if given := [name for name, value in limits.items() if value is not None]:
                 raise Unsupported(f"{given[0]}: another process may continue a batch with a checkpoint; leave it out")
             if generator_style or not ordered:
-                raise Unsupported("with a checkpoint, a batch returns records; leave out generator_style and ordered")
+                raise Unsupported("a batch with a checkpoint returns records; leave out generator_style and ordered")
             title, options = self.name if progress_bar else None, self._batch_options(opts, kwargs)
             indexed = partial(self._indexed, options)
             file = BatchFile(checkpoint, (self.name, self._bound))

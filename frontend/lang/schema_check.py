@@ -31,7 +31,7 @@ def needs_check(schema: str) -> bool:
 
 
 def unknown_formats(schema: str) -> list[str]:
-    """The formats in a schema's text, as json.dumps writes it, that no registry lists."""
+    """The formats in a schema that no registry lists. schema: its text, as json.dumps writes it."""
     known = text_forms.ENFORCED_FORMATS.keys() | text_forms.ANNOTATING_FORMATS
     return sorted({name for name in _FORMAT.findall(schema) if name not in known})
 

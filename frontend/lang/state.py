@@ -94,8 +94,8 @@ class State(StateBase):
         return tool_calls(self._lookup(name))  # type: ignore[no-any-return]
 
     def dist(self, name: str) -> dict[str, float]:
-        """Each choice of a select with the probability that the model gives to its text. The probabilities are scaled
-        to add up to 1; `choices_method` and `temperature` do not affect them.
+        """The probability that the model gives to the text of each choice of a select. The probabilities are scaled to
+        add up to 1; `choices_method` and `temperature` do not affect them.
 
         Unsupported: the backend does not report the scores of choices.
         """
@@ -238,8 +238,8 @@ class Branches(Group[State]):
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
         """The first branch whose variable `name` has the most frequent value. The others are dropped.
 
-        Does not wait for branches that cannot change the outcome. key: a function from a value to what is
-        compared (default: strips white space from the ends of a text). on_error: as for `best`.
+        Does not wait for branches that cannot change the outcome. key: a function that turns a value
+        into what is compared (default: strips white space from the ends of a text). on_error: as for `best`.
         """
         return self._decide(branch_choice.Ballot(self._states, name, key, on_error)).winner()
 

@@ -192,7 +192,7 @@ class StateBase:
     def _generate(
         self, leaf: GenExpr | SelectExpr, line: str, samplings: Iterator[wire.Sampling], items: list[Any]
     ) -> LazyValue:
-        """Record a gen or select. items: the items before it in the same append, which the transcript lacks so far."""
+        """Record a gen or select. items: the items before it in the same `+=`, which are not in the transcript yet."""
         record, transcript = self._record, self._transcript
         ref = transcript.last = LazyValue(record, self._handle, transcript.last, leaf.name or "", line)
         self._refs.append(ref.number)

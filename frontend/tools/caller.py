@@ -34,8 +34,8 @@ from banyan.tools.checks import ServerCallback
 from banyan.tools.toolbox import Tool, Toolbox, ToolCall
 
 N_THREADS = 32
-"""The most sync tools that run at once. A tool that another tool calls gets a thread beyond this limit. Each
-tool that still runs after its timeout raises the limit by one, because Python cannot end a thread."""
+"""The most sync tools that run at once. A tool that another tool calls gets a thread beyond this limit. Each tool that
+still runs after its timeout raises the limit by one, because Python cannot end a thread."""
 
 
 class Round(NamedTuple):
@@ -88,7 +88,7 @@ class Caller(ServerCallback):
         loop.call_soon_threadsafe(self._start_round, loop, called)
 
     def _on_gen_done(self, _: object) -> None:
-        """Called when the gen has a value or has failed: cancel the calls that still run."""
+        """Cancel the calls that still run: the gen has a value, or has failed."""
         if self.full_text is not None:
             self.full_text.close()
         if self._running is not None:

@@ -30,7 +30,7 @@ class ServerCallback:
         record.program.on_call(ref, self._on_called)
 
     def _on_called(self, called: wire.Called) -> None:
-        """Called on the backend's thread."""
+        """Answer a message on a pool thread. Called on the backend's thread."""
         self._context.copy().run(_threads.run, lambda: self._reply(called))
 
     def _reply(self, called: wire.Called) -> None:

@@ -130,7 +130,7 @@ class MCPConnection:
                 limit.reschedule(now() + CLOSE_TIMEOUT)
         except Exception as e:
             if opened.done():
-                raise RuntimeLost(f"MCP server {self._label}, while closing: {_reason(e)}") from e
+                raise RuntimeLost(f"MCP server {self._label}, at the end of the block: {_reason(e)}") from e
             error = ConnectFailed(f"MCP server {self._label}: {_reason(e, self._timeout)}")
             error.__cause__ = e
             opened.set_exception(error)

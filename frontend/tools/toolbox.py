@@ -195,8 +195,8 @@ class _Arguments(NamedTuple):
 
 
 def _with_description(hint: Any, meta: Callable[..., Any]) -> Any:
-    """Replace the text in `Annotated[int, "text"]` by `meta(description="text")`. meta: msgspec.Meta, or
-    its equivalent for pydantic. Returns any other hint unchanged."""
+    """Replace the text in `Annotated[int, "text"]` by `meta(description="text")`. meta: msgspec.Meta, or its
+    equivalent for pydantic. Returns any other hint unchanged."""
     if get_origin(hint) is not Annotated:
         return hint
     kind, *notes = get_args(hint)

@@ -149,7 +149,7 @@ def test_invalid_inline_calls_are_refused(mock: bn.Mock) -> None:
             ask.inline(s, "q", temperature=0)
         with pytest.raises(TypeError, match="question"):
             ask.inline(s)
-        with pytest.raises(bn.BadProgram, match="inlined where it can be awaited"):
+        with pytest.raises(bn.BadProgram, match="only another `async def` program can await and inline it"):
             asyncio.run(ask_async.inline(s, "q"))
         forks = s.fork(1)
         forks.drop()

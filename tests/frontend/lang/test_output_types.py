@@ -271,7 +271,7 @@ class MetaModel(pydantic.BaseModel):
         (list[BoundedStruct], "BoundedStruct"),
         (MetaModel, r"MetaModel belongs to pydantic and msgspec.Meta\(ge=0\) to msgspec"),
         (Annotated[int, msgspec.Meta(ge=0), pydantic.Field(le=5)], "neither library enforces the other's"),
-        (Annotated[Decimal, msgspec.Meta(ge=0)], "msgspec's, which says: Can only set `ge` on a numeric type"),
+        (Annotated[Decimal, msgspec.Meta(ge=0)], "needs msgspec, which says: Can only set `ge` on a numeric type"),
         (Annotated[datetime.datetime, annotated_types.Timezone(None)], "pydantic ignores Timezone"),
     ],
     ids=str,

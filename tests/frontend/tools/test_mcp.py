@@ -211,7 +211,7 @@ def test_a_server_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch)
         await asyncio.Event().wait()
 
     monkeypatch.setattr("banyan.tools.mcp.CLOSE_TIMEOUT", 0.1)
-    with pytest.raises(bn.RuntimeLost, match="while closing: no answer"), bn.mcp(MCPServer("x", lifespan=endless)):
+    with pytest.raises(bn.RuntimeLost, match="end of the block: no answer"), bn.mcp(MCPServer("x", lifespan=endless)):
         pass
 
 
