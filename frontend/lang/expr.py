@@ -221,8 +221,9 @@ def gen(
 
     Each of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 
-    type         int, float, bool, str, date, Literal, Enum: written as plain text. list, dict, TypedDict, dataclass,
-                 msgspec.Struct, pydantic models: written as JSON and validated. The types of the outlines package
+    type         int, float, bool, date, Literal, Enum: written as plain text; str: any text. list, dict, TypedDict,
+                 dataclass, msgspec.Struct, pydantic models: written as JSON and validated. The types of the outlines
+                 package
     json_schema  the object is what json.loads returns; also called schema
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
