@@ -1,8 +1,8 @@
 """An index that tells which replicas have the KV of a prefix.
 
-A prefix is named at the end of each block of 64 tokens by the digest that the tree's events use for its page. A replica
-has a number; a set of replicas is an int with the bits of their numbers, so that one entry of a fleet of 1,000 takes
-160 bytes, however many replicas have the block.
+A prefix is divided into blocks of 64 tokens. The key of a block is the digest that the tree's events use for the
+block's last page; it covers the whole prefix up to there. A set of replicas is an int in which each replica has one
+bit. So in a fleet of 1,000, an entry takes 160 bytes, however many replicas have the block.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def block_digests(namespace: bytes, ids: bytes) -> list[bytes]:
 
 
 def blocks_of(digests: Sequence[bytes], first: int, page: int) -> Sequence[bytes]:
-    """Of the digests of consecutive pages, those of pages that end a block. first: the index of the first page in its
-    text. page: tokens of a page, a divisor of BLOCK."""
+    """Selects, from the digests of consecutive pages, those of the pages that end a block. first: the index of the
+    first page in its text. page: tokens of a page, a divisor of BLOCK."""
     n_pages = BLOCK // page
     return digests[-(first + 1) % n_pages :: n_pages]
 
 
 class PrefixIndex:
-    """Block -> the replicas that have it. If there are too many blocks, those stored or placed the longest time ago are
-    forgotten."""
+    """Maps each block to the replicas that have it. If there are more than n_blocks, those stored or placed the longest
+    time ago are evicted."""
 
     def __init__(self, n_blocks: int = N_BLOCKS) -> None:
         self._n_blocks = n_blocks
@@ -64,7 +64,7 @@ class PrefixIndex:
         """Record that the replicas have the blocks of a prefix, or will have them soon. digests: shortest prefix
         first."""
         holders = self._holders
-        for digest in reversed(digests):  # so that a prefix is forgotten after its continuations
+        for digest in reversed(digests):  # so that a prefix is evicted after its continuations
             holders[digest] = holders.get(digest, 0) | replicas
             holders.move_to_end(digest)
         while len(holders) > self._n_blocks:

@@ -19,9 +19,9 @@ Engines on one machine may share its cores, for example 4 engines of one thread 
 than there are cores, the work of one engine delays all others, and each further engine with work makes everybody's
 steps longer. So a fork is split over fewer engines there, and fewer of them compute the same prefix.
 
-Between two turns of its conversations, a replica would seem to be free, and would get conversations of other replicas,
-whose prefixes it lacks. So a conversation that rests counts as work of its replica, in proportion to the share of such
-conversations that continued soon.
+A conversation that rests, between two turns, has no queued work. If it did not count, its replica would seem free, and
+would get conversations whose prefixes it lacks. So it counts as work of its replica, in proportion to the share of
+resting conversations that continued soon.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ class StepSeconds(NamedTuple):
 
 
 class PullSeconds(NamedTuple):
-    """Seconds that a pull takes, as learned from earlier pulls: a fixed part, and a part for each token."""
+    """Seconds that a pull (a copy of KV from another replica) takes, as learned from earlier pulls: a fixed part, and a
+    part for each token."""
 
     wait: float = 0.0
     token: float = 0.0
 
 
 class PlannedPull(NamedTuple):
-    """The replica `target` gets tokens first .. end of a trunk from the replica `source`. Both are names of
-    replicas."""
+    """A pull to make: replica `target` gets the KV of tokens first .. end - 1 of a trunk from replica `source`. Both
+    are names."""
 
     source: str
     target: str
@@ -87,18 +88,17 @@ class Demand(NamedTuple):
 
 
 OTHERS = 0.3
-"""The share of a group's seconds by which it delays each other group on its replica. It would be 1 if the others all
-ended later by this time. docs/fleet.md has measurements with other values."""
+"""A group with s seconds of work delays each other group on its replica by OTHERS * s seconds. (With 1, each would wait
+for all of the group's work.) docs/fleet.md has measurements with other values."""
 
 
 LATER = 0.1
-"""The share of a trunk's prefill seconds by which it delays later programs. Without it, a replica would compute a trunk
-that another replica already has, for the smallest gain."""
+"""A trunk with a prefill of s seconds delays later programs by LATER * s seconds. Without this cost, a replica would
+compute a trunk that another replica already has, for the smallest gain."""
 N_RESTING = 4
-"""Most resting texts per replica, on average, that are remembered. A text that is dropped from this list counts as
-ended."""
+"""Most resting texts that the fleet remembers, per replica on average. The oldest texts beyond that count as ended."""
 RETURNED = 1 / 16
-"""The weight of one rest in the estimate of the share of texts that continue."""
+"""The weight of one rest in the moving average of the share of resting texts that continue."""
 FEW = 8
 """The holders of a prefix are sorted if the square of their number is below FEW times the number of replicas. Otherwise
 the sorted list of all replicas is filtered."""
@@ -109,8 +109,8 @@ class NoReplica(LookupError):
 
 
 class CoreShare(NamedTuple):
-    """The cores that an engine uses, which other engines may use too. machine: the name of their machine. threads: the
-    engine's threads in a step. n_cores: the machine's cores."""
+    """The CPU cores that an engine may share with other engines on its machine. machine: the machine's name. threads:
+    the engine's threads in a step. n_cores: the machine's cores."""
 
     machine: str
     threads: int
@@ -154,8 +154,8 @@ class Replica:
 
 class ProgramPlacement:
     """Where the branches of a demand run. home: the name of the replica that continues after the join. replicas: the
-    name of each branch's replica. pulls: the pulls that must end before. text: the digest of the last block, if there
-    is one branch."""
+    name of each branch's replica. pulls: the pulls that must end before the branches start. text: the digest of the
+    trunk's last block, under which the text rests after its end; b"": it does not rest."""
 
     __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas", "text")
 
@@ -170,11 +170,11 @@ class ProgramPlacement:
 
 
 LEARNED = 1 / 8
-"""The weight of one pull in the estimate of the time of a pull. The estimate is 0 at first, so that pulls are tried;
-and the first pulls, which also have to connect, count little."""
+"""The weight of one pull in the moving average of a pull's seconds. The average starts at 0, so that pulls are tried.
+The first pulls, which include the time to connect, count little."""
 FORGOTTEN = 1 / 32
-"""The share by which the estimate of a pull's seconds shrinks when a prefix is computed because of it. So a few slow
-pulls do not prevent all later ones."""
+"""The share by which the average of a pull's seconds shrinks each time a prefix is computed because a pull seems
+slower. So a few slow pulls do not prevent all later ones."""
 
 
 class _Source(NamedTuple):
@@ -219,7 +219,7 @@ class Fleet:
         insort(self._order.setdefault(fingerprint, []), replica.order)
 
     def drain(self, name: str) -> None:
-        """Place nothing more on a replica. Programs that run there may end. Idempotent."""
+        """Place nothing more on a replica. Programs that run there go on. Idempotent."""
         replica = self._replicas[name]
         if self._open[replica.fingerprint] & replica.bit:
             self._open[replica.fingerprint] ^= replica.bit
@@ -263,7 +263,8 @@ class Fleet:
             self.index.removed(replica.bit, digests)
 
     def place(self, demand: Demand) -> ProgramPlacement:
-        """Choose replicas, and count the work as theirs until it is done. NoReplica: none has the weights."""
+        """Choose replicas, and count the work as theirs until it is done. NoReplica: none that takes programs has the
+        weights."""
         is_open, n_branches = self._open.get(demand.fingerprint, 0), len(demand.branches)
         if not is_open:
             raise NoReplica("no replica with these weights takes programs")
@@ -307,15 +308,15 @@ class Fleet:
                 ends *= self._stretch([group[3] for group in groups])
             cost = ends + sum([group[0] - group[1] for group in groups])
             if len(groups) < k or cost >= best:
-                break  # then more groups would not be better either
+                break  # more groups would not be better either
             best, chosen = cost, [(self._by_number[group[3]], missing[group[3]]) for group in groups]
-            n_new = 2 * k  # so that there are 2 k candidates of each kind
-            k *= 2
+            n_new = 2 * k
+            k *= 2  # each entry of `lacking` gives 2 k candidates
         return self._book(demand, chosen, source)
 
     def _stretch(self, numbers: Sequence[int]) -> float:
-        """By what factor steps get longer if these replicas have work too, because more threads have work than there
-        are cores."""
+        """Returns the factor by which steps get longer if these replicas have work too: busy threads per core of the
+        most loaded machine, at least 1."""
         n_busy: dict[Machine, int] = {}
         for number in numbers:
             one = self._by_number[number]
@@ -324,8 +325,8 @@ class Fleet:
         return max([1.0, *(n / machine.n_cores for machine, n in n_busy.items())])
 
     def _source(self, demand: Demand) -> _Source | None:
-        """The replica from which others could pull most of a trunk. Its queued work comes first, since it copies pages
-        between its steps, and may have the trunk only after that work."""
+        """The replica from which others could pull the longest part of a trunk; None: there is none. Its `wait`
+        includes its queued prompts, since it copies pages between steps, and may still have to compute the trunk."""
         if self.pull_time is None:
             return None
         held = self.index.holders(demand.digests, self._there[demand.fingerprint])
@@ -336,7 +337,7 @@ class Fleet:
         return _Source(replica, BLOCK * n_blocks, self.pull_time.wait + self.step_time.prompt * replica.prompt)
 
     def _trunk_seconds(self, demand: Demand, missing: int, source: _Source) -> float:
-        """Seconds until a replica that lacks n tokens of a trunk has them, by prefill or by a pull."""
+        """Seconds until a replica that lacks the last `missing` tokens of a trunk has them, by prefill or by a pull."""
         assert self.pull_time is not None
         n_pulled, computed = source.n_tokens - (demand.n_trunk - missing), self.step_time.prompt * missing
         if n_pulled <= 0:
@@ -352,7 +353,7 @@ class Fleet:
         return found
 
     def keep(self, demand: Demand, name: str) -> ProgramPlacement:
-        """As `place`, but on the replica where the program is already."""
+        """Like `place`, but on replica `name`, where the program already runs."""
         self._go_on(demand)
         replica = self._replicas[name]
         n_blocks = next((n for n, _ in self.index.holders(demand.digests, replica.bit)), 0)
@@ -430,7 +431,7 @@ class Fleet:
             self.pull_time = PullSeconds(old.wait + LEARNED * (wait - old.wait), learned)
 
     def refused(self) -> None:
-        """Called when a prefix is computed because pulling it would take longer."""
+        """Shrink the average of a pull's seconds, because a prefix is computed that could have been pulled."""
         if self.pull_time is not None:
             self.pull_time = PullSeconds(*((1 - FORGOTTEN) * seconds for seconds in self.pull_time))
 
@@ -444,7 +445,7 @@ class Fleet:
             self._add(replica, -n_prompt, -n_out, 0)
 
     def end(self, placement: ProgramPlacement, branch: int | None = None) -> None:
-        """Called when one branch, or all branches, have ended. Idempotent."""
+        """Remove the remaining work of a branch that has ended, or of all branches, from the queues. Idempotent."""
         for i in range(len(placement.placed)) if branch is None else (branch,):
             if (replica := placement.placed[i]) is not None:
                 placement.placed[i] = None

@@ -4,10 +4,10 @@
     scaler.started(seconds=20.0)                     # what the last start took
     change = scaler.decide(now, FleetLoad(n_ready, n_coming, queued_seconds, n_done, n_missed))
 
-All measures are in units of the duration of a start, as in the ski-rental problem: an engine is added when programs
-have waited as long as a start takes, and removed when it was of no use for RUN times as long. So starts take at most 1
-/ (1 + RUN) of an engine's life, whatever the load does. A short queue does not tell how busy the replicas are. So if a
-removed engine is missed, the time before the next removal doubles, up to MOST times.
+The unit of time is the duration of a start, as in the ski-rental problem. A replica is added after programs have waited
+as long as a start takes, and removed after it was useless for RUN times as long. So starts take at most 1 / (1 + RUN)
+of an engine's life, whatever the load does. A short queue does not tell how busy the replicas are. So if a removal has
+to be undone soon, the time before the next removal doubles, up to a factor of MOST.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections import deque
 from typing import NamedTuple
 
 RUN = 10.0
-"""A replica is removed after it was of no use for this many times the seconds of a start."""
+"""A replica is removed after it was useless for this many times the duration of a start."""
 SPARE = 0.1
 """A replica counts as useless if, without it, the queue of each other replica would take at most this share of the
 duration of a start."""
 MISSES = 0.1
 """The share of requests and programs that may miss their service level before programs count as waiting."""
 MOST = 16.0
-"""The largest factor by which undone removals lengthen the time before the next one."""
+"""The largest factor by which undone removals lengthen the time before the next removal."""
 FASTEST = 4.0
 """An engine is added after at least 1 / FASTEST of the seconds of a start, however long the queue is."""
 LEAST_START = 2.0
@@ -59,8 +59,8 @@ class LoadScaler:
         self.start_seconds = max(LEAST_START, seconds)
 
     def decide(self, now: float, load: FleetLoad) -> int:
-        """1: add a replica; -1: remove one; 0: neither. now: seconds on any clock. Called again and again, about each
-        second."""
+        """Returns 1 to add a replica, -1 to remove one, 0 for neither. Must be called about once a second. now: seconds
+        on any clock."""
         seconds, n = now - self._ended[-1][0] if self._ended else 0.0, load.n_ready
         self._ended.append((now, load.n_done, load.n_missed))
         while now - self._ended[0][0] > self.start_seconds and len(self._ended) > 2:
