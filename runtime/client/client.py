@@ -2,7 +2,7 @@
 
 All methods may be called from any thread. Only `connect`, `ask` and a future's `result` block. Every future resolves:
 to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child makes its own
-connections: the clients of its parent are lost in it, and it affects neither their connections nor their threads.
+connections: it cannot use the clients of its parent, and affects neither their connections nor their threads.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class Client:
         n_bytes = len(wire.encode(_define(number, template)))
         if n_bytes > (most := self.welcome.max_message):
             raise BadMessage(
-                f"this template takes {n_bytes} bytes, and the server takes {most} at once; "
-                "pass the large texts as arguments, or start it with a larger max_message"
+                f"this template has {n_bytes} bytes; the server accepts at most {most} at once; "
+                "pass the large texts as arguments, or start the server with a larger max_message"
             )
         self.define_as(number, template)
         return number
@@ -230,7 +230,8 @@ class Client:
         self._loop.call(action)
 
     def admit(self, program: ProgramFutures) -> bool:
-        """Whether the server has room for the program. If not, its `admitted` is called once it has."""
+        """Admit the program if the server has room for it. Otherwise queue the program and return False; its `admitted`
+        is called later."""
         with self._lock:
             if self._waiting or not self._has_room():
                 self._waiting[program.number] = program
@@ -239,7 +240,8 @@ class Client:
             return True
 
     def _has_room(self) -> bool:
-        """If no admitted program will end by itself, waiting is useless: send the program and let the server refuse."""
+        """Whether one more program can be sent. Also True if no admitted program will end by itself: waiting would be
+        useless, so the program is sent for the server to refuse."""
         most = self.welcome.max_programs
         if not most or len(self._admitted) < most:
             return True
@@ -327,8 +329,8 @@ class Client:
         self._loop.call(self._drop_if_unused)  # all of them may have ended meanwhile
 
     def lose(self, why: str, keep_durable: bool = False) -> list[ProgramFutures]:
-        """Called when the connection is lost: fail all programs and questions, except the durable programs, which are
-        returned."""
+        """Mark the connection as lost, and fail all programs and questions. With `keep_durable`, durable programs do
+        not fail; they are returned."""
         with self._lock:
             self.lost = why
             programs, self._programs = list(self._programs.values()), {}
@@ -344,7 +346,7 @@ class Client:
         return kept
 
     def give_up(self, why: str) -> None:
-        """Called when a lost connection is closed: fail the durable programs that still wait for their server."""
+        """Fail the durable programs that still wait for their server, because the user closes this lost connection."""
         for program in self._kept:
             program.give_up(self, why)
         self._kept = []
@@ -355,9 +357,13 @@ class Client:
         self.socket.close(1000)  # ms in which libzmq still sends, in its own thread
 
     def lose_in_forked_child(self) -> None:
-        """Called in a forked child. The locks may have been held by threads of the parent, so they are replaced."""
+        """Mark the client as lost in a forked child, and fail its programs there. Replaces the locks, which threads of
+        the parent may have held."""
         self._lock = threading.Lock()
-        self.lost = f"this belongs to process {self._pid}, and this is its fork {os.getpid()}: run the program here"
+        self.lost = (
+            f"this belongs to process {self._pid} and cannot be used in its fork {os.getpid()}; run the program again "
+            "here"
+        )
         for program in self._programs.values():
             program.lose_in_forked_child(self.lost)
         self._programs.clear()
@@ -396,7 +402,7 @@ class _ClientLoop:
             os.eventfd_write(self._wake, 1)
 
     def client_for(self, address: ServerAddress, timeout: float, is_for_durables: bool = False) -> Client:
-        """The present connection to a server, or a new one."""
+        """The open connection to a server, or a new one."""
         with _connecting:
             handshake = self._handshakes.setdefault(address, threading.Lock())
         # Others that want this server wait, and get the same client.
@@ -420,7 +426,7 @@ class _ClientLoop:
     def drop(
         self, client: Client, why: str, done: threading.Event | None = None, *, may_come_back: bool = False
     ) -> None:
-        """Close a connection. may_come_back: durable programs wait for the server."""
+        """Close a connection. may_come_back: durable programs wait until the server is back."""
         if client.lost is None:
             self.n_lost += may_come_back and client.has_durables  # before the next client takes numbers from it
             if self.clients.get(client.address) is client:
@@ -449,7 +455,7 @@ class _ClientLoop:
             while time.monotonic() < end and not all(program.is_over for program in programs):
                 try:
                     return attempt()
-                except Exception as e:  # for example too many open files: nobody may wait for a thread that has ended
+                except Exception as e:  # such as too many open files: without this thread, programs would wait forever
                     last_error = e.message if isinstance(e, BanyanError) else repr(e)
                     time.sleep(_RECONNECT_PAUSE)
             text = f"{why}, and did not come back within {RECONNECT_TIMEOUT:g} s ({last_error})"
@@ -463,7 +469,7 @@ class _ClientLoop:
         try:
             self._loop()
         except BaseException as e:
-            # A bug: nobody may wait for a thread that has ended.
+            # A bug. Without this thread, futures would never resolve, so they fail.
             for client in list(self.clients.values()):
                 self.drop(client, f"the I/O thread of this process failed: {e!r}")
             _ClientLoop.current = None
@@ -496,7 +502,7 @@ class _ClientLoop:
                 self.drop(client, f"the server at {client.path} is gone", may_come_back=True)
 
     def lose_in_forked_child(self) -> None:
-        """Called in a forked child, which does not have the thread: calls to a client must wake nobody."""
+        """Mark all clients as lost in a forked child. It has no I/O thread, so `call` must not try to wake it."""
         os.close(self._wake)
         self._is_woken = True
         for client in self.clients.values():
@@ -521,8 +527,7 @@ def _define(number: int, template: ProgramTemplate) -> wire.Define:
 
 
 _connecting = threading.Lock()
-"""Held while connections are looked up, and while one is closed because nobody looks for it; never while a server is
-waited for."""
+"""Held while a connection is looked up, and while an unused one is closed. Never held while waiting for a server."""
 _busy = threading.RLock()
 """Held while messages are handled and during a fork, so that no future is half resolved in the child."""
 

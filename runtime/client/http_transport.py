@@ -1,9 +1,9 @@
-"""Carries the messages of a Client over HTTP. The Client uses it as it uses the socket of ipc.connect.
+"""Carries the messages of a Client over HTTP. The Client uses it like the socket of ipc.connect.
 
-`connect` returns a pair of sockets like those of ipc.connect, whose other ends belong to a thread of their own. Of two
-further threads, one posts the messages that the Client sends, and one reads the messages that arrive in one long
-response. The session ends with that response. All use the standard library's http.client, so that a client of Banyan
-needs no other package. Two connections carry any number of programs.
+`connect` returns a pair of sockets like those of ipc.connect. Three threads serve them: one passes messages on between
+the sockets, one posts the messages that the Client sends, and one reads the messages that arrive in one long response.
+The session ends with that response. All use the standard library's http.client, so that a client of Banyan needs no
+other package. Two connections carry any number of programs.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class _Session:
         except OSError as e:
             raise ConnectFailed(
                 f"nobody answers at {self._url}: {e.strerror or e}; start a server there with "
-                "`banyan serve --http PORT`, or one of this process's own with bn.Runtime()"
+                "`banyan serve --http PORT`, or a private one with bn.Runtime()"
             ) from e
         self._socket = self._stream.sock  # getresponse may hand it over to the response
         try:
@@ -142,7 +142,7 @@ class _Session:
                 return response
             body = response.read(4096)
         except (OSError, http.client.HTTPException, ValueError) as e:
-            raise NotBanyan(f"what listens at {self._url} does not answer as a server of Banyan: {e!r}") from e
+            raise NotBanyan(f"what listens at {self._url} does not answer like a server of Banyan: {e!r}") from e
         try:
             message = json.loads(body)["error"]["message"]
         except (ValueError, LookupError, TypeError):
@@ -166,8 +166,9 @@ class _Session:
             messages = messages[n:]
 
     def carry(self, inside: ipc.Socket, arrived: ipc.Socket, leaving: ipc.Socket, events: ipc.Socket) -> None:
-        """Carry messages until one side ends. inside: the Client's peer; arrived: brings what `read` has read; leaving:
-        takes what `post` posts, and brings its end; events: the peer of the `watch` socket. Runs in a thread."""
+        """Carry messages until one side ends. Runs in a thread. inside: the peer of the Client's socket. arrived:
+        delivers the messages that `read` has read. leaving: takes the messages for `post`, and delivers the end of
+        `post`. events: the peer of the `watch` socket."""
         poller = zmq.Poller()
         for one in (inside, arrived, leaving):
             poller.register(one, zmq.POLLIN)
@@ -184,8 +185,8 @@ class _Session:
                         _send(inside, data)
             if inside in ready:
                 for data in _all(inside):
-                    # The server gets no Ping while a large message is on its way, and that may take long. The timeout
-                    # of the POST detects a server that is lost meanwhile.
+                    # A Ping would wait behind a large message, whose POST may take long, so it is answered here. The
+                    # timeout of the POST detects a server that is lost meanwhile.
                     if data == _PING and self._is_posting:
                         _send(inside, _PONG)
                     else:

@@ -1,5 +1,5 @@
-"""The client's state of one program: what it sent, and the futures of its values, which only the client's I/O thread
-resolves. The lock is held for dictionary operations only, never while callbacks of a future run."""
+"""The client's state of one program: what it sent, and the futures of its values, which the client's I/O thread
+resolves. The lock is never held while callbacks of a future run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
 _PASSED = 1e-6  # seconds; sent for a deadline that has passed, since 0 would mean no deadline
 
 MakeError = Callable[[str, str], BanyanError]
-"""(gen name, source line) -> a new error. Each future gets its own, as threads that raise one error share its
-traceback."""
+"""(gen name, source line) -> a new error. Each future gets its own error, because threads that raise the same error
+share its traceback."""
 
 
 class ClientConnection(Protocol):
@@ -47,8 +47,8 @@ class ProgramHandle:
 
     def __init__(self, futures: ProgramFutures) -> None:
         self.number, self.name, self._futures = futures.number, futures.name, futures
-        # It may run while our own locks are held, so it only queues a call for the I/O thread. It does not keep
-        # the futures alive, because the traceback of an error in them may refer to the handle.
+        # The finalizer may run while our own locks are held, so it only queues a call for the I/O thread. It does not
+        # keep the futures alive, because the traceback of an error in them may refer to the handle.
         self._finalizer = weakref.finalize(self, _abandon, weakref.ref(futures))
         self._finalizer.atexit = False
 
@@ -82,7 +82,7 @@ class ProgramHandle:
         return self._futures.future(ref)
 
     def forget(self, ref: int) -> None:
-        """Keep value `ref`, which has arrived, no longer. Nobody may ask for it again."""
+        """Delete value `ref`, which has arrived. It must not be asked for again."""
         self._futures.forget(ref)
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
@@ -91,7 +91,7 @@ class ProgramHandle:
         self._futures.on_delta(ref, callback)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """As `on_delta`, for each Called of `ref`. Must be called before `ref` is submitted."""
+        """Call `callback`, as `on_delta` does, with each Called of `ref`. Must be set before `ref` is submitted."""
         self._futures.on_call(ref, callback)
 
     def cancel(self) -> None:
@@ -100,7 +100,7 @@ class ProgramHandle:
         self._futures.cancel()
 
     def close(self) -> None:
-        """Submit no more ops. The server frees the program once it has finished. Idempotent."""
+        """Tell the server that no more ops will come. It frees the program once that has finished. Idempotent."""
         self._futures.close()
 
 
@@ -129,7 +129,7 @@ class ProgramFutures:
         """Sent with the first message."""
         self._n_sent = self._n_received = 0  # messages
         self._templates: dict[int, ProgramTemplate] = {}
-        """Templates used by messages that may have to be sent later: while it waits for admission, or is durable."""
+        """Templates of messages that may be sent later, because the program waits for admission or is durable."""
         self._history: list[tuple[tuple[wire.Op, ...], bool]] = []
         """(ops, last) of each message of a durable program, to send them to a restarted server."""
         self._calls_seen: list[tuple[int, int]] = []  # (ref, round) of each Called of a durable program
@@ -225,7 +225,7 @@ class ProgramFutures:
             self._queued += messages
 
     def close(self) -> None:
-        """Send the last message, unless that was done before."""
+        """Send the last message, unless it was sent before."""
         with self._lock:
             if self._is_closed or self.is_over or (self._connection.lost is not None and not self.is_durable):
                 return
@@ -236,7 +236,8 @@ class ProgramFutures:
         self._connection.call(partial(self._connection.forget_if_over, self.number))
 
     def cancel(self) -> None:
-        # A finalizer calls it, on a thread that may hold the lock of any program or of the client: it waits for none.
+        # A finalizer may call this on a thread that holds the lock of any program or of the client, so it waits for no
+        # lock.
         if self.is_over:
             return
         self._is_cancelled = True
@@ -248,7 +249,7 @@ class ProgramFutures:
         self._connection.call(self._end_cancelled)
 
     def _send_cancel(self) -> None:
-        """Called with the lock held."""
+        """Send Cancel, if anything was sent. The caller holds `_lock`."""
         self._is_closed = self._is_cancel_sent = True
         if self._n_sent:
             self._send([wire.encode(wire.Cancel(program=self.number, seq=self._n_sent))])
@@ -293,12 +294,12 @@ class ProgramFutures:
         self._connection.call(partial(self._register_delta, ref, callback))
 
     def abandon(self) -> None:
-        """Called when the handle was garbage collected. Safe in a finalizer."""
+        """Close the program, whose handle was garbage collected, on the I/O thread. Safe in a finalizer."""
         self._connection.call(self.close)
 
     def lose_in_forked_child(self, why: str) -> None:
-        """Called in a forked child: fail all values that are not known. A thread of the parent may have held the lock,
-        so it is replaced."""
+        """In a forked child, fail all values that are not known. Replaces the lock, which a thread of the parent may
+        have held."""
         self._lock = threading.Lock()
         self._failure = self._failure or (lambda gen, line: RuntimeLost(why))
         for future in self._futures.values():
@@ -313,7 +314,7 @@ class ProgramFutures:
         return self._is_closed and not self.is_over
 
     def admitted(self) -> None:
-        """Called when the server has room for the program: send the queued messages."""
+        """Send the queued messages, because the server has room for the program now."""
         with self._lock:
             self._is_admitted = True
             # Templates that were deleted while the program waited are defined again for its messages.
@@ -327,8 +328,8 @@ class ProgramFutures:
                 self._connection.undefine(number)
 
     def resume(self, connection: ClientConnection) -> None:
-        """Called when the server was lost. Sends the whole program to the restarted one. The program fails if that
-        server does not take it, as with a lower max_message."""
+        """Send the whole program to a restarted server. The program fails if that server does not accept it, for
+        example because of a lower max_message."""
         try:
             with self._lock:
                 self._connection = connection
@@ -391,8 +392,8 @@ class ProgramFutures:
             future.set_exception(error)
 
     def give_up(self, lost: ClientConnection, why: str) -> None:
-        """Fail as `fail_all` does, when the user closes a connection that was lost. If another one has resumed the
-        program, the server ends it."""
+        """Fail all values, because the user closes the lost connection `lost`. If another connection has resumed the
+        program, cancel it there."""
         if self.is_over:
             return
         self.fail_all(lambda gen, line: RuntimeLost(why))
@@ -440,7 +441,7 @@ def _error(program: str, failed: wire.Failed, gen: str, line: str) -> BanyanErro
 
 
 def _values(ops: Iterable[wire.Op], templates: dict[int, ProgramTemplate]) -> Iterator[ValueSource]:
-    """The numbers of the values that `ops` create."""
+    """The values that `ops` create."""
     for op in ops:
         match op:
             case wire.Gen() | wire.Select():

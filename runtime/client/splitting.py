@@ -12,7 +12,7 @@ from banyan.runtime.protocol.limits import MAX_OPS, MAX_PARTS
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
 HEADER, FIELDS = 4096, 64
-"""Bytes that the fields of a Submit besides its ops take at most, and those of an Append besides its parts."""
+"""Most bytes of the fields of a Submit other than its ops, and of those of an Append other than its parts."""
 
 
 def fits(data: bytes, ops: Sequence[wire.Op], max_message: int) -> bool:
@@ -35,7 +35,7 @@ def messages(
     for op in _short_ops(ops, templates, most):
         n = len(wire.encode(op))
         if n > most:
-            raise BadMessage(f"{_name(op)} takes {n} bytes, and the server takes {most} at once; {_advice(op)}")
+            raise BadMessage(f"{_name(op)} has {n} bytes; the server accepts at most {most} at once; {_advice(op)}")
         if group and (n_bytes + n > most or len(group) == MAX_OPS):
             yield tuple(group)
             group, n_bytes = [], 0

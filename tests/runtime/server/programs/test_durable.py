@@ -291,7 +291,7 @@ def test_program_that_a_restarted_server_cannot_take_fails_alone(
     kill(server)
     resume_engines()
     server = restart({"max_message": 1 << 16})
-    with pytest.raises(BadMessage, match="takes 100038 bytes, and the server takes"):
+    with pytest.raises(BadMessage, match="has 100038 bytes; the server accepts at most"):
         large.future(0).result(60)
     assert text(small, 0) == TWOS
     wait_until(lambda: not files(server), "the end of both programs", seen=lambda: files(server))
