@@ -51,7 +51,7 @@ class Generator(Protocol):
 
 
 class ProgramObserver:
-    """Is told what happens in a program, by the executor.
+    """Callbacks for what happens in a program.
 
     The executor calls `value`, `failed`, `called`, `dropped`, `paused`, `settled`, `ended` and `crashed` without its
     lock, and all others with it. If a method marked "May raise" raises a BanyanError, the op that caused the call fails
@@ -215,8 +215,8 @@ class Executor:
         self.pump()
 
     def free(self) -> Iterator[None]:
-        """Called after the end: free what the program holds, FREED objects in a step, since there may be millions of
-        them."""
+        """Free what the program holds, after its end. A generator; each of its steps frees at most FREED objects, since
+        there may be millions of them."""
         while self.states:  # the last state first: what it inherited stays with its ancestors
             _, state = self.states.popitem()
             yield from _drain(state.queue.pop, len(state.queue))
@@ -355,11 +355,11 @@ class Executor:
             case wire.Append(parts=parts):
                 for k, part in enumerate(parts, 1):
                     self._append(state, part)
-                    if isinstance(part, wire.TokenIds) and parts[k:]:  # 0.5 ms for each
+                    if isinstance(part, wire.TokenIds) and parts[k:]:  # takes 0.5 ms: check `is_late` before the next
                         self._put_back(state, wire.Append(op.state, parts[k:]))
                         break
             case wire.Gen() | wire.Select():
-                # A durable program is sent again in other messages: only the count of its generations is the same.
+                # A durable program may be sent again in other messages. The count of its generations stays the same.
                 state.n_generations += 1
                 generation = generation_of(op, state.prompt, (state.number, state.n_generations))
                 state.generation = generation
@@ -419,7 +419,7 @@ class Executor:
             self._put_back(state, join)
 
     def _put_back(self, state: RunningState, op: QueuedOp) -> None:
-        """Queue an op again, which is not done yet."""
+        """Put an op that is not finished back at the head of the queue."""
         state.queue.appendleft(op)
         self._n_queued += 1
 
@@ -528,7 +528,7 @@ class Executor:
             self._ready.append(state)
 
     def _break_state(self, state: RunningState, op: QueuedOp, error: BanyanError) -> None:
-        """Called when `op` has failed, and with it its state."""
+        """Mark a state as failed, because its `op` failed with `error`."""
         if isinstance(error, ProgramError):
             error.prompt_tail = error.prompt_tail or state.prompt.tail()
             if isinstance(op, wire.Gen | wire.Select):
@@ -560,9 +560,7 @@ class Executor:
                 del self.waiting[blocker]
             elif (state := states.popleft()).error is None:
                 awaited = f"value {blocker}" if isinstance(blocker, int) else "another state"
-                state.error = BadProgram(
-                    f"this waits for {awaited}, which is never made, or waits for this in its turn"
-                )
+                state.error = BadProgram(f"this waits for {awaited}, which is never made or itself waits for this")
                 self._ready.append(state)
                 return
 
@@ -576,7 +574,7 @@ class Executor:
         return False
 
     def _blocker(self, op: QueuedOp) -> int | PendingJoin | None:
-        """The value or the join for which `op` has to wait."""
+        """The value or the join for which `op` has to wait; None: it need not wait."""
         match op:
             case wire.Append(parts=parts):
                 return next((ref for ref in _refs(parts) if ref not in self.values), None)
@@ -623,7 +621,7 @@ class Executor:
         self._ready.append(state)
 
     def _need(self, numbers: Iterable[int]) -> None:
-        """Mark states as needed, and those from which they are still to be forked."""
+        """Mark states as needed, and the ancestors from which they are still to be forked."""
         for number in numbers:
             while number not in self._needed:
                 self._needed.add(number)

@@ -39,7 +39,7 @@ class Generation:
         self._drafts: dict[str, tuple[int, int]] = {}  # over all attempts so far, as in wire.Sample
 
     def take(self, outcome: GenOutcome | BanyanError) -> NextStep:
-        """The outcome of the current attempt."""
+        """Take the outcome of the current attempt, and add the usage and times of the earlier ones."""
         if isinstance(outcome, BanyanError):
             return outcome
         usage = outcome.usage
@@ -56,7 +56,7 @@ class Generation:
         return self._review(outcome, usage)
 
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
-        """usage: of the last attempt alone. The outcome has the usage of all attempts."""
+        """Decide what follows an outcome. usage: that of the last attempt. `outcome.usage` is that of all attempts."""
         return outcome
 
     def answer(self, texts: tuple[str, ...]) -> NextStep:
@@ -119,7 +119,7 @@ class ToolLoop(Generation):
         if self.round >= self._max_rounds:
             names = ", ".join(dict.fromkeys(call.name or "?" for call in outcome.calls))
             n = self._max_rounds
-            message = f"the model calls tools ({names}) still after {n} rounds; max_rounds says how many there may be"
+            message = f"the model still calls tools ({names}) after {n} rounds, the most that max_rounds allows"
             return ToolError(message)
         self.prompt.append_calls(outcome)
         self._calls = outcome.calls
@@ -134,7 +134,7 @@ class ToolLoop(Generation):
 
 
 class ClientChoice(Generation):
-    """A select whose client decides by the scores."""
+    """A select in which the client chooses, by the scores of the choices."""
 
     def __init__(self, op: wire.Select, prompt: Prompt, order: tuple[int, ...]) -> None:
         super().__init__(op, prompt, order)
@@ -144,7 +144,7 @@ class ClientChoice(Generation):
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
         if outcome.scores is None:
             return Unsupported(
-                "choices_method of your own: this backend chooses without telling what the choices score"
+                "a choices_method of your own needs the scores of the choices, which this backend does not return"
             )
         self._outcome = outcome
         return self._ask(outcome, usage)

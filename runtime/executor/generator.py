@@ -96,7 +96,7 @@ class Attempt(ABC):
         """Begin to generate. A BanyanError that it raises is the outcome."""
 
     def stop(self) -> None:
-        """Called when the outcome is no longer wanted: free what the attempt holds."""
+        """Free what the attempt holds, because its outcome is no longer wanted."""
         self.is_over = True
 
     def finish(self, outcome: GenOutcome | BanyanError) -> None:

@@ -1,4 +1,4 @@
-"""An append-only list that is cheap to copy: for the pieces of a prompt, and of the prompts forked from it."""
+"""A list that is cheap to copy, for the pieces of a prompt and of the prompts forked from it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class PieceList(Generic[T]):
-    """Copies share their full chunks, which never change. So a copy takes len / CHUNK steps, and the garbage collector,
-    which traverses every new container, finds no long ones."""
+    """A list in chunks of CHUNK items. Copies share the full chunks, which never change. So a copy takes len / CHUNK
+    steps, and the garbage collector, which traverses every new container, finds no long list."""
 
     __slots__ = ("_full", "_last")
 

@@ -28,8 +28,8 @@ class SelectDecision(NamedTuple):
 
 
 def score_from(prompts: Sequence[bytes]) -> int:
-    """The index from which the choices' prompts (int32 ids) are scored: after their longest common prefix, but such
-    that each has at least one token from there on. BadProgram: there is no token before that index."""
+    """The token index from which the choices' prompts (int32 ids) are scored: the end of their longest common prefix,
+    or earlier, so that at least one token of each is scored. BadProgram: there is no token before that index."""
     start = min(len(commonprefix(prompts)), min(map(len, prompts)) - 4) // 4  # noqa: RUF071 (they are no paths)
     if start < 1:
         raise BadProgram(
@@ -94,8 +94,8 @@ def _mean(values: Logprobs) -> float:
 
 
 def _greedy(logprobs: Sequence[Logprobs], normalized: Sequence[float]) -> int:
-    """Token by token, keep the choices whose token is the most likely; for a choice that has ended, its mean
-    log-probability is compared. Of equal choices the first wins."""
+    """Compares the choices token by token, and keeps those whose token is the most likely. A choice that has ended is
+    compared by its mean log-probability. Returns the index of the winner; of equal choices, the first."""
     left = list(range(len(logprobs)))
     for position in range(max(map(len, logprobs))):
         column = {k: logprobs[k][position] if position < len(logprobs[k]) else normalized[k] for k in left}

@@ -47,12 +47,13 @@ class RunningState:
         """parent: the number of the state whose Fork creates it. is_forked: whether that Fork is done. Before that, the
         state does not run."""
         self.origin: Snapshot | None = None
-        """The point from which it was forked, until its first op; then it gets a prompt of its own."""
+        """The point from which it was forked; None once its first op begins, when it gets its own copy of the
+        prompt."""
         self.marks: dict[int, int] = {}  # mark -> number of pieces before it
         self.queue: deque[QueuedOp] = deque()
         self.n_generations = 0  # gens and selects that have begun
         self.blocker: int | PendingJoin | None = None
-        """The value or join for which its next op waits, if that was found out."""
+        """The value or join for which its next op waits; None: it is not known to wait."""
         self.generation: Generation | None = None
         """The gen or select that runs. The queue waits for it."""
         self.error: BanyanError | None = None

@@ -107,7 +107,7 @@ def test_react_tools_reports_a_model_that_never_answers(
         example("react_tools"), bn.Mock(lambda prompt, name: {"lookup": {"table": "prices", "key": "x"}})
     )
     assert status == 1
-    assert out.count("the model calls tools (lookup) still after 5 rounds") == 5
+    assert out.count("the model still calls tools (lookup) after 5 rounds") == 5
 
 
 @pytest.mark.parametrize(

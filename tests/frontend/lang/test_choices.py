@@ -134,7 +134,7 @@ def test_failing_method_fails_its_program(method: Any, match: str) -> None:
 
 
 def test_custom_method_needs_a_backend_with_scores() -> None:
-    with pytest.raises(bn.Unsupported, match="chooses without telling"):
+    with pytest.raises(bn.Unsupported, match="needs the scores of the choices"):
         paint.run(LeastLikely(), backend=bn.Mock({"color": "red"}))["color"]
 
 

@@ -209,7 +209,7 @@ def test_calls_beyond_max_rounds_fail(begin: Callable[..., Any]) -> None:
     b.run()
     assert b.failed(0).code == "tool"
     assert b.failed(0).message == (
-        "the model calls tools (f, g) still after 1 rounds; max_rounds says how many there may be"
+        "the model still calls tools (f, g) after 1 rounds, the most that max_rounds allows"
     )
 
 
