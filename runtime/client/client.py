@@ -361,8 +361,7 @@ class Client:
         the parent may have held."""
         self._lock = threading.Lock()
         self.lost = (
-            f"this belongs to process {self._pid} and cannot be used in its fork {os.getpid()}; run the program again "
-            "here"
+            f"this belongs to process {self._pid}, and process {os.getpid()} is its fork; run the program again here"
         )
         for program in self._programs.values():
             program.lose_in_forked_child(self.lost)

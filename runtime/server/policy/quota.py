@@ -1,5 +1,5 @@
-"""Limits what one client may have on the server at a time: programs, branches and inputs of a program, and memory. A
-program that exceeds a limit ends with an error that contains the numbers. Other programs continue.
+"""Limits what one client may have on the server at a time: programs, memory, templates, and the branches, samples and
+choices of one op. A program that exceeds a limit ends with an error that contains the numbers. Other programs continue.
 
 Memory is estimated: the bytes of ops, values and inserted texts, plus a fixed size for each op, part and state. The
 estimate of a program only grows, until the program ends.
@@ -23,7 +23,7 @@ MAX_TEMPLATES = 4096
 
 
 class _ClientUsage:
-    """What one client has."""
+    """What one client has on the server."""
 
     __slots__ = ("n_bytes", "n_programs", "templates")
 
@@ -145,7 +145,7 @@ class Quota:
 
     def _check_width(self, what: str, n: int, of: str) -> None:
         if n > self.limits.max_width:
-            raise BadProgram(f"{what} {n} {of}; {self.limits.max_width} are the most (`max_width`)")
+            raise BadProgram(f"{what} {n} {of}; at most {self.limits.max_width} are allowed (`max_width`)")
 
 
 def _size(n_bytes: int) -> str:

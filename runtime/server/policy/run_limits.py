@@ -18,7 +18,7 @@ from banyan.runtime.server.engine_link.requests import check_priority, check_sec
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 MAX_BATCHES = 1024
-"""Batches whose budgets are remembered, of all clients together. A forgotten batch counts from 0 again."""
+"""Most batches of one client whose budgets are remembered. A batch that is forgotten counts from 0 again."""
 
 
 ENDED = 16
@@ -47,7 +47,7 @@ class Timers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
         self._heap: list[tuple[float, int, Timer]] = []
-        self._old: list[tuple[float, int, Timer]] = []  # what is left to look at of the heap that is being cleaned
+        self._old: list[tuple[float, int, Timer]] = []  # the rest of a heap from which `run` removes cancelled calls
         self._numbers = count()  # keeps calls of the same time in order
         self._n_cancelled = 0
 
@@ -121,7 +121,7 @@ class Limiter:
         self._programs: dict[int, tuple[RunningProgram, list[_Budget]]] = {}  # serial of a program -> its budgets
         self._batches: dict[Client, OrderedDict[int, _Budget]] = {}
         self._timeouts: dict[int, Timer] = {}  # by serial
-        # (serial of the program, state) -> what is watched
+        # (serial of the program, state) -> budget and timeout of its gen or select
         self._gens: dict[tuple[int, int], tuple[_Budget | None, Timer | None]] = {}
 
     def begin(self, program: RunningProgram, limits: wire.ProgramLimits) -> None:
@@ -169,7 +169,7 @@ class Limiter:
         self._gens[program.serial, state.number] = budget, timer
 
     def rest(self, program: RunningProgram, state: RunningState) -> None:
-        """Called when the gen or select of a state has ended."""
+        """Stop enforcing the limits of a state's gen or select, which has ended."""
         if (watched := self._gens.pop((program.serial, state.number), None)) is not None and watched[1] is not None:
             watched[1].cancel()
 

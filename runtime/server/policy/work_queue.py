@@ -1,8 +1,8 @@
 """The work of clients that waits for the server's loop. Clients are served in turn, with equal shares of its time.
 
 Work is done in steps of at most a few milliseconds. This is deficit round robin: in each round a client gets QUANTUM
-seconds, and what its work takes longer than that is taken from its next rounds. Bytes count as time too, because long
-texts are encoded on threads that all clients share.
+seconds. If its work takes longer, the excess is taken from its next rounds. Bytes count as time too, because long texts
+are encoded on threads that all clients share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUANTUM = 0.001
 BYTE = 2e-9
 """Seconds that a byte of a message costs its client."""
 MESSAGE = 128
-"""Bytes that are counted for a waiting message in addition to its own."""
+"""Bytes that are counted for each waiting message in addition to its length."""
 
 
 class QueuedWork(NamedTuple):

@@ -193,8 +193,8 @@ def test_program_waiting_for_credit_can_be_cancelled(
                 (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)),
                 r"1 programs .*0\.0 MiB.*max_client",
             ),
-            ({"max_width": 7}, (wire.Fork(0, tuple(range(1, 9))), wire.Read(0, 0)), "makes 8 branches; 7 are the most"),
-            ({"max_width": 7}, (wire.Gen(0, 0, wire.Sampling(n=8)),), "a gen has 8 samples; 7 are the most"),
+            ({"max_width": 7}, (wire.Fork(0, tuple(range(1, 9))), wire.Read(0, 0)), "makes 8 branches; at most 7 are"),
+            ({"max_width": 7}, (wire.Gen(0, 0, wire.Sampling(n=8)),), "a gen has 8 samples; at most 7 are"),
             (
                 {"constraint_bytes": 9},
                 (wire.Gen(0, 0, wire.Sampling(constraint=wire.ConstraintSpec("regex", "a" * 10))),),

@@ -50,9 +50,9 @@ def test_number_of_programs_is_limited_per_client(limited: Make, greedy: Make) -
 @pytest.mark.parametrize(
     ("op", "error"),
     [
-        (Fork(0, (1, 2, 3, 4)), "a fork makes 4 branches; 3 are the most"),
-        (Gen(0, 0, wire.Sampling(n=4)), "a gen has 4 samples; 3 are the most"),
-        (Select(0, 0, ("a", "b", "c", "d")), "a select has 4 choices; 3 are the most"),
+        (Fork(0, (1, 2, 3, 4)), "a fork makes 4 branches; at most 3 are allowed"),
+        (Gen(0, 0, wire.Sampling(n=4)), "a gen has 4 samples; at most 3 are allowed"),
+        (Select(0, 0, ("a", "b", "c", "d")), "a select has 4 choices; at most 3 are allowed"),
     ],
 )
 def test_number_of_branches_samples_and_choices_is_limited(limited: Make, op: wire.Op, error: str) -> None:
