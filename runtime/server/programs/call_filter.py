@@ -1,4 +1,4 @@
-"""Keeps the tool calls of an assistant's turn out of its stream."""
+"""Keeps the tool calls of an assistant's turn out of the streamed text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class CallFilter:
         self._is_call = self._is_text = False
 
     def feed(self, text: str, mark_at: int = -1) -> None:
-        """mark_at: where a mark that the text does not show begins, in all text so far; -1: it has not come."""
+        """Take more text of the turn. mark_at: where a call mark that the text does not show begins, as an index in all
+        text so far; -1: there is none yet."""
         self._held += text
         if self._is_call:
             return
@@ -36,7 +37,7 @@ class CallFilter:
             self._pass_on(n)
 
     def end(self, is_call: bool) -> None:
-        """Called at the end of the turn, with whether it was a call."""
+        """End the turn. Passes on the text that is held back, unless the turn was a call."""
         self._pass_on(0 if is_call else len(self._held))
 
     def _pass_on(self, n: int) -> None:

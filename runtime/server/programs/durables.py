@@ -45,7 +45,8 @@ class Durables:
         return previous
 
     def over(self, program: RunningProgram, error: BanyanError | None, is_client_gone: bool) -> None:
-        """Called when a program has ended. Its file is kept if its client may still need the values."""
+        """Record that a program has ended. Its file is kept if its client may still need the values, or else
+        deleted."""
         if (diary := program.journal) is None or self._running.get(diary.path) is not program:
             return
         del self._running[diary.path]
@@ -63,8 +64,8 @@ class Durables:
             del self._places[place]
 
     def acknowledge(self, client: Client, number: int) -> None:
-        """Called when the client has all values of a program. After a restart of the server, the program may still run
-        here."""
+        """Record that the client has all values of a program, so that the file is not needed. After a restart of the
+        server, the program may still run here."""
         if (program := self._places.get((client, number))) is not None:
             program.is_acknowledged = True
         elif (diary := self._ended.pop((client, number), None)) is not None:

@@ -83,7 +83,7 @@ loop, with the result or the exception of `work`. n_chars: the cost of `work`, i
 has_images: use the thread where images are decoded."""
 
 Encoded = tuple[PromptText, list[tuple[TokenRun, ...]]]
-"""The copy of the prompt that was laid out, and for each suffix the runs of prompt and suffix."""
+"""The copy of the prompt that was encoded, and for each suffix the token runs of prompt and suffix."""
 
 Read = GenOutcome | BanyanError
 
@@ -124,8 +124,8 @@ class EngineGenerator:
         self, program: RunningProgram, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
         has_images: bool = False,
     ) -> None:  # fmt: skip
-        """See Offload. With a tokenizer that may take long for any text, all encoding is done on a thread. Nothing is
-        done for a program that has ended while it waited."""
+        """See Offload. If the tokenizer runs in another process, all encoding is done on a thread. If the program ends
+        before the work begins, `then` gets Cancelled."""
         n_chars = n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize
 
         def unless_over() -> Any:
@@ -180,7 +180,7 @@ class EngineGenerator:
         self.offload(program, n_chars, work, lambda read: then(_known_error(read)), has_images)
 
     def encode(self, program: RunningProgram, prompt: Prompt, then: Callable[[bytes], None]) -> None:
-        """Call `then` on the loop with the ids that a gen after `prompt` would get; b"" if there are none yet."""
+        """Call `then` on the loop with the ids that a gen after `prompt` would get; b"" if they cannot be computed."""
         assert isinstance(prompt, PromptText)
         copy, owner = prompt.copy(), program.scheduling.namespace
 
@@ -271,14 +271,14 @@ class EngineAttempt(Attempt):
         self._adapter = self._generator.adapters.digest(self.op.adapter)
         if self._program.adapters.setdefault(self.op.adapter, self._adapter) != self._adapter:
             error = BadProgram(f"adapter {self.op.adapter!r} was replaced while this program ran; run it again")
-            self._program.crashed(error)  # all of it: no state may go on with a mixture
+            self._program.crashed(error)  # end the whole program, so that no state mixes both adapters
             raise error
         check_seconds("timeout", self.op.timeout)
         assert isinstance(self.prompt, PromptText)
         self.prompt.kwargs = self.op.chat_template_kwargs
 
     def _encode(self) -> None:
-        """Tokenise on a copy of the prompt, as that may be done on a thread."""
+        """Tokenise a copy of the prompt, because that may be done on a thread."""
         generator, suffixes = self._generator, self.suffixes
         assert isinstance(self.prompt, PromptText)
         generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
@@ -300,10 +300,11 @@ class EngineAttempt(Attempt):
         return 0
 
     def _examine(self) -> None:
-        """Do work that may take long, before the prompt is laid out. Called on any thread. Raises BanyanError."""
+        """Do work that may take long, before the prompt is encoded. Called on any thread. Raises BanyanError."""
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        """Do other work that may take long. Called on any thread. encoded: the prompt with each suffix."""
+        """Do work that may take long, after the prompt is encoded. Called on any thread. encoded: the prompt with each
+        suffix."""
 
     def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
@@ -350,26 +351,26 @@ class EngineAttempt(Attempt):
             self._program.crashed(e)
 
     def _request_ended(self, request: EngineRequest) -> None:
-        """Called when a request has ended. The first request that fails ends the attempt; otherwise the last one
-        does."""
+        """Count a request that has ended. The first request that fails ends the attempt. If none fails, the attempt
+        ends when all requests have ended."""
         self._n_open -= 1
         if request.failed is not None:
             self.finish(from_code(request.failed.code, request.failed.message))
         elif not self._n_open:
-            self._end_stream()  # here, on the loop: only it may use the socket
+            self._end_stream()  # on the loop, because only the loop may use the socket
             n_work = self._outcome_work()
             work = self._outcome if n_work <= PACKED else lambda: _packed(self._outcome())
             self._generator.offload(self._program, n_work, work, self._made)
 
     def _end_stream(self) -> None:
-        """Streams what was held back while more text could follow."""
+        """Stream the text that was held back because it could have been the start of a mark."""
 
     def _outcome_work(self) -> int:
         """The cost of `_outcome`, in units of encoding one character."""
         raise NotImplementedError
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
-        if isinstance(outcome, BanyanError):  # such as Cancelled: the program has ended, and this attempt not yet
+        if isinstance(outcome, BanyanError):  # such as Cancelled, if the program has ended before this attempt
             self.finish(outcome.with_traceback(None))
         elif isinstance(outcome, GenOutcome):
             self.finish(outcome)
@@ -377,7 +378,7 @@ class EngineAttempt(Attempt):
             self._program.crashed(outcome)
 
     def _outcome(self) -> GenOutcome:
-        """What the requests made. It may be called on a thread."""
+        """Make the outcome from the requests, which have ended. May be called on a thread."""
         raise NotImplementedError
 
     def _times(self) -> wire.Times:
@@ -408,7 +409,7 @@ class GenAttempt(EngineAttempt):
         if sampling.n < 1:
             raise BadProgram(f"n is {sampling.n}; a gen has at least one sample")
         if sampling.constraint is not None and sampling.ignore_eos:
-            raise BadProgram("ignore_eos cannot be combined with a constraint: its output ends where its value does")
+            raise BadProgram("ignore_eos cannot be combined with a constraint, which itself ends the output")
         check_stops(sampling.stop)
         if (marks := self.op.reasoning) is not None and not (marks.start and marks.end):
             raise BadProgram("a marker of the reasoning is empty; both start and end need some text")
@@ -433,12 +434,13 @@ class GenAttempt(EngineAttempt):
             self._generator.check(constraint, self._program.scheduling.client, self._checked)
 
     def _as_prompted(self, constraint: wire.ConstraintSpec) -> wire.ConstraintSpec:
-        """The constraint for an output that reasons, or not, by chat_template_kwargs. The client does not know what the
-        template writes for them, so it made the constraint for the template without them."""
+        """Adapt a constraint to a prompt in which chat_template_kwargs may have turned reasoning on or off. The client
+        made the constraint for the template without them, as it does not know what the template writes with them."""
         assert isinstance(self.prompt, PromptText)
         if (marks := self.op.reasoning) is None or not self.op.chat_template_kwargs:
             return constraint
-        # An end mark that an answer mark follows may reach into the next message, so it says nothing.
+        # If there is an answer mark, the end mark may include the start of the next message. Then any prompt may end
+        # with it, also if reasoning follows.
         if not marks.answer and ends_with(self.prompt.runs, marks.end):
             after = tuple(trigger for trigger in constraint.after if trigger != marks.end)
             return msgspec.structs.replace(constraint, after=after, since="")
@@ -561,9 +563,9 @@ class ToolTurn(GenAttempt):
         self._left: list[wire.ConstraintSpec | None] = []
         self._last = StreamPiece("")  # the last piece, with all logprobs that the client does not have yet
         self._filter: CallFilter | None = None
-        self._mark_at = -1  # where a mark that the text does not show is in the content; -1: it has not come
-        self._n_seen = 0  # output tokens among which that mark is not
-        self._begins_call = False  # a call must come at once; the prompt ends with its mark, if there is one
+        self._mark_at = -1  # index in the content of a call mark that the text does not show; -1: there is none yet
+        self._n_seen = 0  # output tokens that have been searched for that mark
+        self._begins_call = False  # the output must begin with a call; its mark, if calls have one, ends the prompt
         self._answers = False  # this is the second output of a turn that may answer under a constraint
         self._n_refused = 0  # tokens of the first output
         self._held: list[StreamPiece] | None = []  # pieces of an output that may be refused; None: it has calls
@@ -594,7 +596,8 @@ class ToolTurn(GenAttempt):
         if tools.ends_turn and (self.prompt.role != ASSISTANT or self.op.sampling.n != 1):
             raise BadProgram("a gen with tools must be in a turn of the assistant, and have one sample")
         self.prompt.tools = tools.specs
-        # After reasoning, the constraint waits for the mark of the call. Otherwise the prompt has it, if there is one.
+        # If the model may reason first, the constraint applies from the call mark in the output. Otherwise the mark, if
+        # calls have one, is appended to the prompt.
         self._begins_call = tools.must_call and not self._reasons()
         if self._begins_call and (mark := self._generator.call_format.mark):
             self.prompt.append_part(wire.Raw(mark))
@@ -659,8 +662,8 @@ class ToolTurn(GenAttempt):
         self._filter.feed(piece.text, self._mark_at)
 
     def _find_mark(self) -> int:
-        """Look for the mark of a call in the content by its first control token. Returns where it begins in the text;
-        -1 if there is none."""
+        """Look for the mark of a call by its first control token. Returns its index in the content; -1: there is
+        none."""
         tokenizer, request = self._generator.tokenizer, self.requests[0]
         controls = tokenizer.controls(self._generator.call_format.mark)
         n_before, mark = next(((at, token) for at, _, token in controls if token in tokenizer.special), (0, None))
@@ -681,7 +684,7 @@ class ToolTurn(GenAttempt):
     def _outcome(self) -> GenOutcome:
         outcome, form = super()._outcome(), self._generator.call_format
         assert isinstance(self.prompt, PromptText)
-        # The turns of earlier calls are followed by turns that answer them.
+        # The number of earlier calls: each of them is answered by a turn of its own.
         n_before = sum(isinstance(piece, TurnStart) and piece.answers is not None for piece in self.prompt.pieces)
         spell = self._generator.tokenizer.text_of
         spelled = "".join(
@@ -708,12 +711,12 @@ class ToolTurn(GenAttempt):
 
     @property
     def _is_in_call(self) -> bool:
-        """Whether the output begins inside of a call. Without a mark, a call that must come may still be prose, if no
-        constraint could be used."""
+        """Whether the output begins inside a call, because the prompt ends with the call mark. If calls have no mark,
+        the output may be prose even if a call is required, when no constraint could be used."""
         return self._begins_call and bool(self._generator.call_format.mark)
 
     def _is_broken(self, outcome: GenOutcome) -> bool:
-        """Whether a required call was cut, or cannot be read; its part must not count as text."""
+        """Whether a required call was cut off, or cannot be read. Its text must not count as content."""
         assert self.op.tools is not None
         is_part = self._is_in_call or outcome.samples[0].finish_reason == "length"
         return self.op.tools.must_call and not outcome.calls and is_part
@@ -761,7 +764,7 @@ class SelectAttempt(EngineAttempt):
         prompts = [b"".join(run.ids for run in runs) for runs in encoded]
         start = select_scoring.score_from(prompts)
         self._n_shared, self._choice_ids = start, [prompt[4 * start :] for prompt in prompts]
-        self._images = image_rows(encoded[0])  # no choice has one
+        self._images = image_rows(encoded[0])  # those of the prompt; choices have none
         self._scored = [(prompt, start) for prompt in prompts]
         if self.op.method == "unconditional_likelihood_normalized":
             blank = self._generator.tokenizer.blank
@@ -769,7 +772,7 @@ class SelectAttempt(EngineAttempt):
 
     def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         sampling = wire.Sampling(max_tokens=0, temperature=0.0)
-        seed = self._seed(self.op.seed)  # of the draw; the journal keeps a request's seed
+        seed = self._seed(self.op.seed)  # for the draw of a choice; requests carry it, so that the journal keeps it
 
         def start_choice(k: int) -> EngineRequest:
             ids, start = self._scored[k]
@@ -798,7 +801,8 @@ class SelectAttempt(EngineAttempt):
 
 
 def turn_end(chat: wire.ChatMarkers, tokenizer: Tokenizer) -> tuple[int | None, str]:
-    """What ends an assistant's turn: the control token at the start of its suffix, or else the suffix as a string."""
+    """Returns what ends an assistant's turn: the control token with which its suffix begins, and ""; or, if it begins
+    with none, None and the suffix."""
     suffix = "".join(chat.stop)
     ids = tokenizer.encode([TextSpan(suffix, meant=True)])
     if ids and ids[0] in tokenizer.added.values():

@@ -7,7 +7,8 @@ file, and an unfinished one continues after its recorded tokens.
 
 A file is a sequence of records with length and checksum. Reading stops at the first incomplete record. Records are
 written to the kernel without fsync, so a killed process loses nothing, and a machine that fails loses the last seconds.
-A file is deleted when the client has all values, when the program fails or is cancelled, or after a day without use.
+A file is deleted when the client has all values, or when the program fails or is cancelled. A starting server deletes
+files that were not used for a day. If the journal is full, the oldest files whose programs do not run are deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.ipc import private_directory
 
 MAX_AGE = 24 * 3600.0
-"""Seconds that a file is kept when its program does not run."""
+"""A starting server deletes files that were not used for this many seconds."""
 _HEADER = struct.Struct("<II")  # length and CRC-32 of the record that follows
 _MAX_RECORD = 1 << 30
 
@@ -100,7 +101,7 @@ class Diary:
         self._entries: dict[bytes, JournalEntry] = {}
         self._n = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # With its offset from UTC: without it, a local time of the hour that clocks repeat is read back an hour off.
+        # With its offset from UTC: without it, a time in the hour that clocks repeat would be read back an hour off.
         self.started = datetime.now().astimezone()
         try:
             self.n_bytes = self._read()
@@ -245,8 +246,8 @@ class Journal:
             )
 
     def delete(self, name: str) -> None:
-        """Delete a closed file. One that cannot be deleted, as on a disk that has become read-only, stays: the program
-        that it belonged to has ended, and others have nothing to do with it."""
+        """Delete a closed file. A file that cannot be deleted, as on a disk that has become read-only, stays. That does
+        no harm: its program has ended, and no other program uses it."""
         self.n_bytes -= self.closed_sizes.pop(name, 0)
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()

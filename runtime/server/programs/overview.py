@@ -31,7 +31,7 @@ class Overview:
         self._asked = -WATCHED
 
     def ended(self, program: RunningProgram, error: BanyanError | None) -> None:
-        """Called when a program has ended."""
+        """Remember a program that has ended, if somebody asked for an overview in the last WATCHED seconds."""
         if time.monotonic() < self._asked + WATCHED:
             over = {"is_over": True, "error": "" if error is None else error.message}
             self._ended.append(msgspec.Raw(msgspec.json.encode(_described(program) | over)))
@@ -40,8 +40,8 @@ class Overview:
 
     def of(self, programs: Iterable[RunningProgram]) -> Generator[None, None, dict[str, Any]]:
         """Lists the programs that run, those that are idle until their client sends more, and those that have ended;
-        the newest first within each group. A generator; each of its steps describes one program. programs: all that
-        have not ended."""
+        the newest first within each group. A generator; each of its steps describes one program. programs: all programs
+        that have not ended."""
         self._asked = time.monotonic()
         rest, shown, counts = iter(list(programs)), list[RunningProgram](), {"n_running": 0, "n_idle": 0}
         while some := list(islice(rest, SLICE)):

@@ -33,11 +33,11 @@ from banyan.runtime.server.telemetry.observer import Observer
 BRANCHES = 64
 """How many states are made, or freed, in one step."""
 CHECKED = 2048
-"""How many programs and requests of all clients a check looks at."""
+"""`check` refuses to look at more programs and requests of all clients than this."""
 PARTS = 256
 """How many parts, or calls of earlier turns, are appended in one step."""
 PIECES = 4096
-"""A state with more ops, or pieces of a prompt, than this is not freed together with its program."""
+"""If a state has more queued ops and prompt pieces than this, its program is freed in several steps."""
 
 
 class Programs(ProgramObserver):
@@ -68,7 +68,7 @@ class Programs(ProgramObserver):
         self._is_late, self._later = is_late, later
         self._programs: dict[Client, dict[int, RunningProgram]] = {}
         self._ending: dict[int, tuple[RunningProgram, Callable[[], None], BanyanError | None]] = {}
-        """serial -> program that is over, and whose requests are being stopped."""
+        """serial -> (a program that is over and whose requests are being stopped, closes its journal, its error)."""
         self._clients: dict[Client, int] = {}
         self._n_clients = self.n_started = 0
         self._overview = Overview()
@@ -89,15 +89,15 @@ class Programs(ProgramObserver):
     def check(self, requests: EngineRequests) -> str:
         """Check the programs, between two messages. Returns what is wrong; "" if nothing is."""
         if (n := len(self) + len(requests)) > CHECKED:
-            return f"{n} programs and requests are too many to be checked at once; {CHECKED} are the most"
+            return f"{n} programs and requests are too many to be checked at once; at most {CHECKED} are"
         owned: list[int] = []
         running = [program for programs in self._programs.values() for program in programs.values()]
         for program in (*running, *(program for program, _, _ in self._ending.values())):
             if program.n_ready and not (program.is_paused or program.is_queueing):
-                return f"{program.n_ready} states of program {program.name!r} could go on, and do not"
-            for state in program.running:  # a state that runs and is not among them has requests that nobody owns
+                return f"{program.n_ready} states of program {program.name!r} could go on, but nothing runs them"
+            for state in program.running:  # if a state that runs is missing here, nobody owns its requests
                 if state.generation is None:
-                    return f"state {state.number} of program {program.name!r} is falsely counted as running"
+                    return f"state {state.number} of program {program.name!r} counts as running, but runs nothing"
                 if isinstance(attempt := state.generation.attempt, EngineAttempt):
                     owned += [request.rid for request in attempt.requests if request.finish is None]
             is_done = program.is_last and program.is_settled and not program.is_paused
@@ -234,7 +234,7 @@ class Programs(ProgramObserver):
         """Stop and forget a program; with an error, report it to the client."""
         if program.is_over:
             return
-        # A client may cancel a program, or leave, when all is done: then the program has ended well.
+        # If a client cancels a program, or leaves, after all is done, the program has succeeded.
         is_done = program.is_settled and (error is None or error.code == Cancelled.code)
         shown = None if is_done else CLIENT_GONE if is_client_gone else error
         self._ending[program.serial] = program, partial(self._durables.over, program, error, is_client_gone), shown

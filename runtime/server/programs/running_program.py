@@ -38,7 +38,8 @@ class EndedGen(NamedTuple):
 class RunningProgram(Executor):
     """One program of one client. serial: its number among all programs of the server.
 
-    stream: sends a piece of the stream of a ref. spend: counts tokens against limits. is_late, later: see Programs.
+    stream: sends a piece of the text of a gen, given its ref. spend: counts tokens against limits. is_late, later: see
+    Programs.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class RunningProgram(Executor):
         self.ended_gens: deque[EndedGen] = deque(maxlen=MAX_GENS)
         """The latest gens that have ended, for an overview."""
         self.adapters: dict[str, bytes] = {}
-        """The adapters that its gens have named -> their digests at that time."""
+        """Name of an adapter -> its digest when a gen of the program first used it."""
         self.early_results: dict[tuple[int, int], tuple[str, ...]] = {}
-        """(ref, round) -> results of a durable program, which its client sends again before they are asked for."""
+        """(ref, round) -> tool results of a durable program. After a restart of the server, its client sends them again
+        before the server asks for them."""
 
     def crashed(self, error: Exception) -> None:
         self._observer.crashed(self, error)
