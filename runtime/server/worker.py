@@ -66,11 +66,12 @@ MAX_INLINE = 4096
 """Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""
 
 SWITCH = 0.0005
-"""Seconds for which a thread that lays out a prompt may keep the loop waiting. Python's default of 5 ms adds up."""
+"""Python's switch interval: the seconds for which a thread that encodes a prompt may keep the loop waiting for the GIL.
+Python's default is 5 ms."""
 
 MAX_FAILED_STARTS = 2
-"""If this many engines in a row die before they are ready, no other is started in their place. The server ends when no
-engine is left."""
+"""If this many engines of a replica die one after another before they are ready, the replica is given up; see
+Server._engine_died."""
 
 ANY_HOST = ("0.0.0.0", "::")
 """If `engines_at` has one of these hosts, engines on this machine do not know the address at which others reach them,
@@ -93,7 +94,7 @@ ACKNOWLEDGE, CANCEL = (wire.encode(one).partition(b"\0")[0] for one in (wire.Ack
 """The first bytes of an encoded Acknowledge or Cancel: all that come before the number of its program."""
 
 LEAVE_TIMEOUT = 1.0
-"""Seconds in which the last messages of a client that left are received, at most."""
+"""Most seconds for which the server still receives the last messages of a client that left."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -124,11 +125,11 @@ class Server:
                 "token can"
             )
         self._peers: dict[bytes, Peer] = {}
-        self._standard = wire.Ready(0, 0, 0)  # of the engine that became ready last
+        self._standard = wire.Ready(0, 0, 0)  # of the engine with which others must agree; see `_differs`
         self._addresses: dict[bytes, str] = {}  # addresses of peers whose Hello waits
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
-        # clients that wait until the engine is ready -> (name, tenant)
+        # clients that wait until an engine is ready -> (name, tenant)
         self._waiting: dict[bytes, tuple[str, Tenant]] = {}
         self._has_free_memory = False  # whether a client has left since memory was last given back
         self._n_collected = 0  # how many programs had begun at the last full garbage collection
@@ -425,7 +426,9 @@ class Server:
             elif frames[0].startswith(ACKNOWLEDGE) and peer is not None:
                 deque(self._begin(client, frames[0]).steps, 0)
             elif not self.work.add(client, frames[0]):
-                self._refuse(client, Overloaded(f"messages of {self.config.max_client} bytes wait here; send slower"))
+                self._refuse(
+                    client, Overloaded(f"more than {self.config.max_client} bytes of your messages wait; send slower")
+                )
             if self.work.is_late():
                 break
         self.times.since("receive", start)
@@ -435,7 +438,7 @@ class Server:
         try:
             message: wire.SlicedMessage = decoders.decode_sliced(data)
         except wire.UNREADABLE as e:
-            self._refuse(client, BadMessage(f"bytes that are no message of this protocol: {e}"))
+            self._refuse(client, BadMessage(f"this is not a message of the protocol: {e}"))
             return QueuedWork("invalid", iter(()))
         if self.config.log == "debug":
             self._log("debug", f"{client.hex()}: {type(message).__name__}, {len(data)} bytes")
@@ -467,8 +470,8 @@ class Server:
             name = type(message).__name__.removeprefix("Sliced")
             seconds = ipc.HEARTBEAT * ipc.MAX_SILENT
             raise BadMessage(
-                f"{name} came before Hello, or from a client that was dropped: one that was refused, or from which "
-                f"nothing had come for {seconds:g} s"
+                f"{name} came before Hello, or from a client that was disconnected because it was refused or sent "
+                f"nothing for {seconds:g} s"
             )
         match message:
             case wire.SlicedSubmit():
@@ -535,7 +538,7 @@ class Server:
 
     def _send(self, client: bytes, message: wire.ServerMessage) -> None:
         if not self.listeners.send(client, wire.encode(message)):
-            # It is forgotten later, because the caller may be in the middle of one of its programs.
+            # The client is forgotten later, because the caller may be in the middle of one of its programs.
             self._gone.setdefault(client, time.monotonic() + LEAVE_TIMEOUT)
 
     def _refuse(self, client: bytes, error: BanyanError) -> None:
@@ -551,7 +554,7 @@ class Server:
         self._forget(client)
 
     def _forget_gone(self) -> None:
-        """Forget the clients that left, once what they sent before is received."""
+        """Forget the clients that left, once the messages that they sent before are received."""
         is_all_received = not self.listeners.has_messages
         for client, end in list(self._gone.items()):
             if is_all_received or time.monotonic() >= end:
@@ -580,7 +583,7 @@ class Server:
         self._has_free_memory = True
 
     def _probe_clients(self) -> None:
-        """Find out which connections broke, by sending to each client: sending fails if it is gone."""
+        """Find out which connections broke, by sending to each client: sending fails if the client is gone."""
         for client in list(self._peers):
             self._send(client, wire.Pong())
 
@@ -660,7 +663,7 @@ class Server:
     # ---- the engine ------------------------------------------------------------------------------------------------
 
     def _start_engine(self, name: str, is_first: bool) -> EngineLink:
-        """See Replicas."""
+        """Start an engine on this machine; see Replicas."""
         config = msgspec.structs.replace(self.config, model=str(self.directory))
         if name != "0" and config.host_file:
             config = msgspec.structs.replace(config, host_file=f"{config.host_file}.{name}")
@@ -681,7 +684,7 @@ class Server:
         assert hosts is not None
 
         def options() -> Config:
-            # Once an engine was ready, the server itself has each new one load the adapters that there are then.
+            # After the first engine was ready, the server tells each new engine which adapters to load.
             adapters = {} if self._standard.page else self.config.adapters
             return msgspec.structs.replace(
                 self.config, adapters=adapters, bind="", curve_key="", engines_at="", engine_keys="", token_file="",
@@ -699,14 +702,14 @@ class Server:
             self.times.since("hosts", start)
 
     def _probe_hosts(self) -> None:
-        """Find out which hosts are gone, by sending to each: sending fails if it is gone."""
+        """Find out which hosts are gone, by sending to each: sending fails if the host is gone."""
         for replica in self.replicas:
             if isinstance(replica.link, RemoteLink):
                 replica.link.tell(wire.Ping())
 
     def _host_joined(self, new: NewHost) -> RemoteLink:
-        """Called when the host of an engine on another machine has connected. ConnectFailed: there is no room for its
-        engine."""
+        """Returns the connection for an engine on another machine whose host has connected: one whose engine is gone,
+        or a new one. ConnectFailed: there is no room for the engine."""
         links = (replica.link for replica in self.replicas)
         link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
         if link is None:
@@ -803,7 +806,7 @@ class Server:
         n = len(self.replicas)
         if n >= self.config.replicas and all(one.route.is_ready for one in self.replicas):
             self._report_start((*ready.report, *((f"{n} engines like this",) if n > 1 else ())))
-        if n > 1:  # the placement of programs needs to know
+        if n > 1:  # the placement of programs needs to know what their trees hold
             for one in self.replicas:
                 one.link.listen()
         replica.settle()
@@ -825,7 +828,8 @@ class Server:
         return ""
 
     def _refuse_engine(self, replica: ReplicaProcess, why: str) -> None:
-        """End a ready engine that cannot do what the others do. Its requests go on there. Later calls do nothing."""
+        """End a ready engine that cannot do what the others do. Its requests go on at the others. Later calls do
+        nothing."""
         if replica.link.ready is None:
             return
         self._log("quiet", why)
@@ -840,8 +844,7 @@ class Server:
         self._call_soon(remove)  # not now: its link is being read
 
     def _find_weights(self, model: str) -> Path:
-        """The directory of a model that can replace the present one. Runs on a thread. Raises if the model cannot
-        replace it."""
+        """The directory of a model that is to replace the present one. Runs on a thread. Raises if it cannot."""
         directory = resolve(model)
         new, now = Files.read(directory), Files.read(self.directory)
         is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
@@ -911,7 +914,7 @@ class Server:
         if isinstance(link, RemoteLink):
             others = [one for one in self.replicas if one is not replica and one.route.is_open]
             has_others = any(one.route.weights == replica.route.weights for one in others)
-            if is_rolled:  # no other has the weights that it was loading, and none may get them while it is awaited
+            if is_rolled:  # no other engine has the new weights, and none gets them while the roll waits for this one
                 has_others = any(one.route.is_ready for one in others)
             if (link.is_gone or is_hopeless) and has_others:
                 self._log("quiet", lost.message)
@@ -950,8 +953,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH)
-    mallopt(MallocOption.ARENA_MAX, 1)  # trimming leaves the ends of arenas of other threads
-    mallopt(MallocOption.MXFAST, 0)  # else one large free() joins all small chunks that threads have freed
+    mallopt(MallocOption.ARENA_MAX, 1)  # malloc_trim does not trim the ends of other threads' arenas
+    mallopt(MallocOption.MXFAST, 0)  # else one large free() would merge all small chunks that threads have freed
     server: Server | None = None
     try:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
@@ -974,7 +977,7 @@ def _read_config(text: str) -> Config:
     try:
         return msgspec.json.decode(text, type=Config)
     except msgspec.DecodeError as e:
-        raise ConfigError(f"--config is no Config: {e}") from e
+        raise ConfigError(f"--config is not a valid Config: {e}") from e
 
 
 def _handle_signals(server: Server, has_parent: bool) -> None:

@@ -28,7 +28,7 @@ WAITING_CHARS = 16 << 20
 """The most characters in all constraints that wait for their check, including those of clients that have left. Further
 constraints are refused with ConstraintBusy."""
 CACHE_CHARS = 16 << 20
-"""The most characters in all cached results. Beyond it, the least recently used results are forgotten."""
+"""The most characters in all cached results. Beyond it, the least recently used results are evicted."""
 ENTRY = 1 << 10
 """Characters that are counted for each constraint in addition to its text."""
 ERROR_TTL = 60.0
@@ -101,7 +101,7 @@ class ConstraintChecker:
             if self._n_waiting_chars + ENTRY + _n_chars(spec) > WAITING_CHARS:
                 raise ConstraintBusy("too many constraints of all clients are being compiled; try again")
         except BanyanError as e:
-            return then(e.with_traceback(None))  # it holds `then`, which would be in a reference cycle with its program
+            return then(e.with_traceback(None))  # the traceback would make a reference cycle of `then` and its program
         number = self._n_checks
         self._n_checks += 1
         self._n_waiting_chars += ENTRY + _n_chars(spec)
@@ -124,7 +124,7 @@ class ConstraintChecker:
             if self._n_deaths >= MAX_DEATHS:
                 self._n_deaths = 0
                 for number in list(self._waiting):
-                    self._finish(number, ConstraintCrashed("the process that compiles constraints does not stay up"))
+                    self._finish(number, ConstraintCrashed("the process that compiles constraints died repeatedly"))
             if self._waiting:
                 self._start()
             else:
@@ -141,9 +141,9 @@ class ConstraintChecker:
             self.sockets = ()
 
     def _start(self) -> None:
-        """Start the preflight process, which compiles constraints in a child process. When the child reports that it is
-        ready, `_handle` sends it the vocabulary and all waiting constraints. If no process can be started now, these
-        fail, and the next one tries again."""
+        """Start the preflight process. When it reports that it is ready, `_handle` sends it the vocabulary and all
+        waiting constraints. If no process can be started now, the waiting constraints fail, and the next `check` tries
+        again."""
         try:
             with contextlib.ExitStack() as undo:
                 self._start_process(undo)

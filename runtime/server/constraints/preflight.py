@@ -61,7 +61,7 @@ MAX_STDERR = 64 << 10
 MAX_CHECKS, MAX_GROWTH = 100, 32 << 20
 """A child ends after MAX_CHECKS constraints, or when it has MAX_GROWTH bytes more in memory than at its start."""
 N_STEPS = 16
-"""Random tokens that a child generates after compiling, because some limits of an engine show only in use."""
+"""Random tokens that a child generates after compiling, because some limits of the library show only in use."""
 
 
 class PreflightProcess:
@@ -191,7 +191,8 @@ class Preflight:
         return PreflightProcess(pid, pipe, start, input_, stderr)
 
     def _read(self, child: PreflightProcess) -> None:
-        """Read a part of a result. A child whose result is complete becomes idle, if it stays alive and was fast."""
+        """Read a part of a result. When it is complete, the child becomes the idle child if it was fast and can be used
+        again, and there is no idle child yet. Otherwise it ends."""
         data = os.read(child.pipe, 1 << 16)
         child.output += data
         if not data:
@@ -302,7 +303,7 @@ def _allocated() -> tuple[int, int]:
 
 
 def _set_limits(seconds: float) -> None:
-    """Limits for the next constraint: on its memory, and on its CPU time if the parent does not end it before."""
+    """Set the limits for the next constraint: on its memory, and on its CPU time in case the parent does not end it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     resource.setrlimit(resource.RLIMIT_AS, (_allocated()[0] + MEMORY + STACK, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, resource.RLIM_INFINITY))
@@ -330,8 +331,8 @@ def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckRe
 
 def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
     """The spec with the library that will compile it: outlines_core, if it is asked for and can compile the constraint
-    in time; else llguidance. This is tried in another process, because outlines_core may need much more memory and time
-    than llguidance."""
+    in time; else llguidance. Another process tries outlines_core, because that may need much more memory and time than
+    llguidance."""
     is_supported = spec.kind in ("regex", "choices") and not spec.after and not spec.end
     if not is_supported or (engine != "outlines_core" and spec.engine != "outlines_core"):
         return spec
@@ -373,7 +374,8 @@ def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> CompiledConst
 
 
 def _walk(compiled: CompiledConstraint, vocabulary: Vocabulary) -> None:
-    """Generate random tokens with the constraint. ConstraintTooLarge: it exceeds a limit of its engine."""
+    """Generate random tokens with the constraint. ConstraintTooLarge: it exceeds a limit of the library.
+    ConstraintUnsatisfiable: it forces endless text."""
     guide, chance = compiled.guide(), Random(0)
     row = np.empty(vocabulary.n_words, np.int32)
     for _ in range(N_STEPS):
@@ -395,7 +397,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--socket", required=True, help="ZeroMQ address that the server's PAIR is bound to")
     parser.add_argument("--alive-fd", type=int, required=True, help="end at EOF of this file descriptor")
     parser.add_argument("--vocabulary", type=int, required=True, help="size of the model's logits")
-    parser.add_argument("--engine", default="llguidance", help="compiles regexes and choices")
+    parser.add_argument("--engine", default="llguidance", help="library for regexes and choices")
     parser.add_argument("--seconds", type=float, required=True, help="time limit of one constraint")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

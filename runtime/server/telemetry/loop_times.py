@@ -1,4 +1,4 @@
-"""For each kind of work, how long one piece kept the server's loop busy. During that time no other client is served."""
+"""Records for how long pieces of work kept the server's loop busy. During that time no other client is served."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Observer:
 
     def program_ended(self, program: RunningProgram, error: BanyanError | None) -> None:
         """Record a program that ended. error: its error, if it failed."""
-        # The difference of two local times would jump with the clocks.
+        # The difference of two local times would be wrong across a change to or from daylight saving time.
         seconds = max(0.0, program.last.timestamp() - program.started.timestamp())
         if error is None:
             self.goodput.program(seconds)

@@ -436,7 +436,7 @@ def test_calls_of_one_round_run_in_parallel() -> None:
 
 def test_max_rounds_is_an_error_that_keeps_the_calls() -> None:
     state = run_with_tools(*[{"add": {"a": 1, "b": 2}}] * 3, max_rounds=2)
-    with pytest.raises(bn.ToolError, match=r"calls tools \(add\) still after 2 rounds.*gen 'a'"):
+    with pytest.raises(bn.ToolError, match=r"still calls tools \(add\) after 2 rounds.*gen 'a'"):
         state["a"]
     assert [call.result for call in state.tool_calls("a")] == ["3", "3"]
 

@@ -205,5 +205,5 @@ def test_oversized_template_raises_with_its_size(
 ) -> None:
     small = msgspec.structs.replace(endpoint.welcome, max_message=300)
     monkeypatch.setattr(endpoint.client, "welcome", small)
-    with pytest.raises(bn.BadMessage, match=r"this template takes \d+ bytes"):
+    with pytest.raises(bn.BadMessage, match=r"this template has \d+ bytes"):
         compile(review).run(*ITEMS[0], backend=endpoint)

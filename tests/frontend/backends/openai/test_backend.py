@@ -286,7 +286,7 @@ def test_tool_calls_beyond_max_rounds_raise(serve: Any, fake: ModuleType) -> Non
     program.on_call(0, lambda m: program.submit([wire.Results(0, 0, m.round, ("x",))]))
     tools = wire.Tools((json.dumps(SPEC),), max_rounds=2)
     program.submit([wire.Append(0, (wire.BeginTurn("assistant"),)), wire.Gen(0, 0, tools=tools)])
-    with pytest.raises(bn.ToolError, match=r"calls tools \(add\) still after 2 rounds"):
+    with pytest.raises(bn.ToolError, match=r"still calls tools \(add\) after 2 rounds"):
         program.future(0).result(30)
 
 
