@@ -442,8 +442,8 @@ class _ClientLoop:
             done.set()
 
     def reconnect(self, address: ServerAddress, programs: Sequence[ProgramFutures], why: str) -> None:
-        """Wait for the server on a thread of its own, and resume durable programs there. If it does not come back, they
-        fail with RuntimeLost(`why`)."""
+        """Start a thread that waits for the server and resumes durable programs there. If the server does not come
+        back, they fail with RuntimeLost(`why`)."""
 
         def attempt() -> None:
             client = self.client_for(address, _RECONNECT_HANDSHAKE, is_for_durables=True)

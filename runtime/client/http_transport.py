@@ -114,7 +114,7 @@ class _Session:
         self._path = f"{urlsplit(url).path}{PATH}"
         self._headers = _headers(KIND, token)
         self._posts, self._stream = _connection(url, _POST_SECONDS), _connection(url, timeout)
-        self._is_posting = False  # more than Pings
+        self._is_posting = False  # whether messages other than Pings are being posted
         try:
             self._response = self._begin()
             self._socket.settimeout(None)  # the Client's heartbeat detects a silent server
@@ -230,14 +230,14 @@ class _Session:
         self._stream.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close its copies, so that the server sees the end of the parent."""
+        """In a forked child, close its copies of the connections, so that the server notices when the parent ends."""
         for socket in (self._socket, self._posts.sock):
             if socket is not None and (number := socket.detach()) >= 0:
                 os.close(number)
 
 
 def _send(socket: ipc.Socket, *parts: bytes) -> None:
-    """Send, unless the other end is closed: then it would block."""
+    """Send a message, or drop it if the other end is closed; to wait then would block forever."""
     with contextlib.suppress(zmq.Again):
         socket.send_multipart(parts, zmq.NOBLOCK)
 

@@ -47,7 +47,7 @@ class Generator(Protocol):
         then: Callable[[GenOutcome | BanyanError], None],
     ) -> None:
         """Call `then`, now or later, with the text of a prompt from piece `start` on; with `has_tokens` its tokens too.
-        Nothing is appended to the prompt before that."""
+        Nothing is appended to the prompt before `then` is called."""
 
 
 class ProgramObserver:
@@ -295,7 +295,7 @@ class Executor:
         to do."""
         with self._lock:
             while self.is_over and self.running and not self._stops:
-                state = self.running.pop()  # next(iter()) would also visit the places of removed states
+                state = self.running.pop()  # next(iter()) would be slow: it visits the slots of removed states too
                 assert state.generation is not None
                 self._abort(state.generation)
                 self._release(state)
@@ -323,7 +323,7 @@ class Executor:
     def _advance(self, state: RunningState) -> None:
         """Do the state's ops until one must wait, or until `is_late`."""
         if state.origin is not None and state.queue and state.error is None:
-            # Not in the Fork, which may make thousands of states.
+            # The copy is made here and not in the Fork, which may create thousands of states.
             state.prompt, state.marks, state.origin = state.origin.prompt.copy(), dict(state.origin.marks), None
         while state.queue and state.is_forked and not self.is_over:
             if state.generation is not None or state in self.reading:
@@ -395,7 +395,7 @@ class Executor:
         elif isinstance(part, wire.Arg):
             raise BadProgram(f"argument {part.i} is used outside of a template")
         state.prompt.append_part(part)
-        if isinstance(part, wire.TokenIds):  # its message had four bytes for each token
+        if isinstance(part, wire.TokenIds):  # so far only its ids were counted, not its text
             self._observer.hold(self, len(state.prompt.pieces[-1].text))
 
     def _join(self, state: RunningState, join: PendingJoin) -> None:
@@ -596,8 +596,8 @@ class Executor:
         self._search = None
 
     def _search_and_reap(self) -> Iterator[None]:
-        """Collect the states that others wait for, and end the dropped states that are not among them. `_enqueue` adds
-        the states that ops which arrive meanwhile need."""
+        """Collect the states that others wait for, and end the dropped states that are not among them. Meanwhile,
+        `_enqueue` adds the states that new ops need."""
         self._needed = {state.number for state in self.reading}
         for state in tuple(self.states.values()):
             for op in tuple(state.queue):

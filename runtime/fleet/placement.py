@@ -100,8 +100,8 @@ N_RESTING = 4
 RETURNED = 1 / 16
 """The weight of one rest in the moving average of the share of resting texts that continue."""
 FEW = 8
-"""The holders of a prefix are sorted if the square of their number is below FEW times the number of replicas. Otherwise
-the sorted list of all replicas is filtered."""
+"""The holders of a prefix are sorted by work if the square of their number is below FEW times the number of replicas.
+Otherwise the sorted list of all replicas is filtered."""
 
 
 class NoReplica(LookupError):
@@ -228,7 +228,7 @@ class Fleet:
 
     def remove(self, name: str) -> None:
         """Remove a replica that has left or died. Its placements may still be ended."""
-        self.set_others(name, 0, 0, 0)  # whoever adds it again sets them again
+        self.set_others(name, 0, 0, 0)  # they are set again if the replica is added again
         self.drain(name)
         replica = self._replicas.pop(name)
         self._there[replica.fingerprint] ^= replica.bit
@@ -297,7 +297,7 @@ class Fleet:
                         if (machine := one.machine) is not None:
                             n_more = 0 if one.rows else one.threads
                             if machine.n_busy + n_more > machine.n_cores:
-                                part = one.threads / machine.n_cores  # of the machine's work in a second
+                                part = one.threads / machine.n_cores  # the engine's share of the machine
                                 delayed += OTHERS * part * (machine.n_groups - one.n_groups)
                                 more += fixed * n_steps if n_more else 0.0
                         found.append((ahead + (delayed + LATER) * more, delayed, ahead, placed, number))
@@ -380,7 +380,7 @@ class Fleet:
     def _end_rest(self, text: bytes, went_on: float) -> None:
         """End the rest of a text. went_on: 1.0 if the text has continued, else 0.0."""
         replica, part = self._resting.pop(text)
-        replica.resting = max(0.0, replica.resting - part)  # not less, by rounding
+        replica.resting = max(0.0, replica.resting - part)  # rounding could make it negative
         self._share += RETURNED * (went_on - self._share)
 
     def _by_work(self, fingerprint: bytes, holders: int) -> Iterator[Replica]:

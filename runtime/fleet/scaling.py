@@ -51,7 +51,7 @@ class LoadScaler:
         self._ended: deque[tuple[float, int, int]] = deque()  # (time, n_done, n_missed) of earlier calls
         self._waited = self._unused = 0.0  # seconds
         self._patience = 1.0  # factor on the time before a removal; grows when removals are undone
-        # when the last replica was removed, and whether one was added since
+        # when the last replica was removed, and whether that was undone soon
         self._removed, self._is_missed = -1e9, False
 
     def started(self, seconds: float) -> None:
@@ -67,7 +67,7 @@ class LoadScaler:
             self._ended.popleft()
         if n == 0:
             return 0
-        _, n_done, n_missed = self._ended[0]  # about as long ago as a start takes
+        _, n_done, n_missed = self._ended[0]  # the counts of one start's duration ago
         misses = load.n_missed - n_missed > MISSES * (load.n_done - n_done)
         late = load.queued_seconds / n / self.start_seconds  # the queue of a replica, in starts
         if late > 1 or misses:
@@ -78,7 +78,7 @@ class LoadScaler:
         self._unused = self._unused + seconds if fits and not misses else 0.0
         if n + load.n_coming < self.least:
             return 1
-        if load.n_coming:  # wait for its effect
+        if load.n_coming:  # wait for the effect of that replica
             return 0
         if self._waited >= self.start_seconds and n < self.most:
             self._waited = self._unused = 0.0

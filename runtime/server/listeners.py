@@ -87,5 +87,5 @@ class Listeners:
         return sum(map(ipc.drain, self.monitors)) > 0
 
     def release(self) -> None:
-        """Let another server use the path. Idempotent."""
+        """Release the lock of the local socket, so that another server can use its path. Idempotent."""
         self._lock.release()

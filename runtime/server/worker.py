@@ -156,7 +156,7 @@ class Server:
         undo.callback(self.listeners.release)
         undo.callback(path.unlink, missing_ok=True)
         self.directory = resolve(self.config.model)
-        read_config(self.directory)  # before a process is started for it
+        read_config(self.directory)  # raises if the model cannot be read, before a process is started
         self.name = name_of(self.directory)
         self._engine = engine
         self.hosts: EngineHosts | None = None
@@ -613,7 +613,7 @@ class Server:
                 self._forget(client)
 
     def _info(self, is_operator: bool) -> dict[str, Any]:
-        """The answer to Ask("info"). Paths, processes and options are for operators."""
+        """The answer to Ask("info"). Only operators get paths, processes and options."""
         ready = self.replicas.ready
         known = {
             "model": self.name,

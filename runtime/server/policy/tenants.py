@@ -102,7 +102,7 @@ class Tenants:
         self.weights = b""
 
     def set_weights(self, weights: bytes) -> None:
-        """Set the weights with which KV of programs that begin from now on is computed."""
+        """Set the weights, part of all root keys, on which programs that begin from now on run."""
         self.weights = weights
         for client, tenant in self._of.items():
             self._names[self.root(client)] = client.hex() if self._isolates else tenant.name

@@ -20,7 +20,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """The metrics and their HTTP server, which has a thread of its own, so the loop of the server waits for nobody."""
+    """The metrics and their HTTP server, which has its own thread, so that it never blocks the server's loop."""
 
     def __init__(self, where: str) -> None:
         """where: the address, as in Config.metrics. ConfigError: it is in use, or the extra is not installed."""

@@ -17,7 +17,8 @@ from banyan.runtime.server.programs.running_program import RunningProgram
 
 _SHUTDOWN_MS = 2000
 _MAX_TEXT = 1000
-"""Characters of a name, a source line or an error in a span. A client chooses them, and the queue holds 2048 spans."""
+"""Most characters of a name, a source line or an error in a span. Clients choose them, and the queue holds 2048
+spans."""
 
 
 def exporter(where: str) -> Any:
