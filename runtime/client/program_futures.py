@@ -270,7 +270,7 @@ class ProgramFutures:
             name = self.name  # using `self` in the lambda would make a reference cycle
             self.fail_all(lambda gen, line: Cancelled("the program was cancelled", program=name, gen=gen, line=line))
         else:
-            self.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
+            self.fail_all(lambda gen, line: BadProgram("the program ended, and no op of it makes this value"))
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
         with self._lock:

@@ -340,7 +340,7 @@ class Executor:
             self._n_queued -= 1
             self._has_progressed = True
             if state.error is not None:
-                self._fail(op, copy_error(state.error, "something before it in its state failed"))
+                self._fail(op, copy_error(state.error, "an earlier op of the same state failed"))
             else:
                 try:
                     self._execute(state, op)

@@ -188,7 +188,7 @@ def test_failed_gen_fails_only_its_dependents(bench: Any, greedy: Sampler) -> No
     for ref in (0, 1, 2, 4, 5):
         assert b.failed(ref).code == "prompt_too_long", ref
         assert "the context 20" in b.failed(ref).message
-    assert "before it in its state" in b.failed(1).message
+    assert "an earlier op of the same state failed" in b.failed(1).message
     assert "a value that is inserted here failed" in b.failed(2).message
     assert b.failed(0).prompt_tail == "x " * 40
 
