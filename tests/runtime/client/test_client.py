@@ -230,7 +230,7 @@ def test_closed_program_finishes_submitted_ops(join: Join) -> None:
     wait_until(lambda: count_programs(c) == 0, "the end of the programs")
     with pytest.raises(BadProgram, match="closed"):
         ask(program, "a")
-    with pytest.raises(BadProgram, match="without being asked"):
+    with pytest.raises(BadProgram, match="no op of it makes this value"):
         program.future(7).result(10)
     wait_until(lambda: not c._programs, "no programs", seen=lambda: c._programs)
 
