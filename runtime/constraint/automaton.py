@@ -35,7 +35,8 @@ Finals = npt.NDArray[np.bool_]
 
 
 def build_automaton(spec: ConstraintSpec) -> tuple[Transitions, Finals]:
-    """Raises ConstraintUnsupported for a pattern that only llguidance takes, and ConstraintTooLarge."""
+    """Compile a regex or choices. Raises ConstraintUnsupported for a pattern that only llguidance takes, and
+    ConstraintTooLarge for an automaton of more than STATES states."""
     pattern = _choices(spec.text) if spec.kind == "choices" else _without_marker(spec.text)
     alphabet = outlines_core.Vocabulary(_END, {bytes([byte]): [byte] for byte in range(256)})
     try:
@@ -49,7 +50,7 @@ def build_automaton(spec: ConstraintSpec) -> tuple[Transitions, Finals]:
 
 
 def _tables(start: int, steps: dict[int, dict[int, int]], finals: set[int]) -> tuple[Transitions, Finals]:
-    """Keeps the states that are reachable from `start` and can still reach a final state."""
+    """The tables of those states that are reachable from `start` and can reach a final state."""
     before: dict[int, list[int]] = {}
     for state, row in steps.items():
         for token, after in row.items():
@@ -81,8 +82,8 @@ def _choices(text: str) -> str:
 
 
 def _without_marker(pattern: str) -> str:
-    """Rewrites a regex so that no part of it can match _MARKER (U+10FFFF), without an outer ^ and $. Raises
-    ConstraintUnsupported for regex syntax that outlines_core might read with another meaning."""
+    """Rewrites a regex so that no part of it can match _MARKER (U+10FFFF), and removes an outer ^ and $. Raises
+    ConstraintUnsupported for regex syntax to which outlines_core might give another meaning."""
     begins, ends = pattern[:1] == "^", re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
     if (begins or ends) and "|" in pattern:
         raise ConstraintUnsupported("outlines_core: an anchor next to alternatives is not supported")

@@ -14,7 +14,7 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 ROWS = 16 << 20
 """Most bytes of masks that one constraint caches."""
 _MAX_FORCED = 64
-"""Most bytes of a forced run that are followed at once."""
+"""`DfaConstraint.forced` looks at most this many bytes ahead."""
 
 
 class DfaConstraint:
@@ -81,8 +81,8 @@ class DfaConstraint:
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def forced(self, state: int) -> list[int]:
-        """The canonical tokens of the bytes that must come next. They end before the first place at which a token could
-        begin that reaches beyond those bytes."""
+        """The canonical tokens of the bytes that must come next. Stops before the first position at which an allowed
+        token might reach beyond these bytes."""
         if state not in self._forced:
             run, path, at = bytearray(), list[int](), state
             while len(run) < _MAX_FORCED and not self.final[at] and len(b := np.flatnonzero(self.next[at] >= 0)) == 1:

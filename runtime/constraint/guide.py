@@ -60,8 +60,8 @@ class Guide(ABC):
 
     @abstractmethod
     def forced_tokens(self, limit: int) -> list[int]:
-        """At most `limit` tokens that must come next; they are not accepted yet. They are the canonical tokens, which
-        drawing with masks would give too; they end where a longer token could begin."""
+        """The tokens that the constraint forces next, at most `limit`. Does not accept them. They are the canonical
+        tokens, which sampling with masks would give too, and stop where a longer token could begin."""
 
     def accept_masked(self, tokens: Sequence[int]) -> int:
         """Advance by the tokens as long as the mask of `fill` allows each. Returns how many were accepted. Faster than

@@ -1,6 +1,6 @@
 """Checks Lark grammars that users write, and finds the JSON schemas in them (`%json {...}`).
 
-A grammar must not name special tokens, set llguidance's options and attributes, or refer to another grammar.
+A grammar must not name special tokens, set options or attributes of llguidance, or refer to another grammar.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class LlgGuide(Guide):
     """A guide over a copy of the matcher.
 
     Drafters, the scheduler, masks and commits all accept the same tokens and roll them back. So a rollback only moves
-    `_at`; the matcher is moved when it is asked something that is not cached. Tokens that it accepted before are not
-    checked again, and forced tokens (5 to 20 us to compute) are cached per position.
+    `_at`; the matcher itself moves only when an answer is not cached. Tokens that it accepted before are not checked
+    again, and forced tokens (5 to 20 us to compute) are cached per position.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:

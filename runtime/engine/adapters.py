@@ -14,7 +14,7 @@ from banyan.runtime.model.spec import ModelSpec
 
 
 class LoadedAdapters:
-    """The weights that Run.adapter can name. names: digests of the adapters of the configuration."""
+    """The weights that Run.adapter can name. names: name -> digest, for the adapters in the configuration."""
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self._spec, self._device = spec, device
@@ -38,7 +38,7 @@ class LoadedAdapters:
         return digest
 
     def unload(self, digest: bytes) -> None:
-        """Free an adapter at the next `free` that finds it unused."""
+        """Mark an adapter as unloaded. The next `free` that finds it unused frees it."""
         if digest in self.weights:
             self.leaving.add(digest)
 

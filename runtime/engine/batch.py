@@ -22,11 +22,11 @@ Span = tuple[int, int, Sequence[tuple[int, int]]]
 
 
 class DeferredTokens(NamedTuple):
-    """Rows whose token ids are sampled by the step before, and are on the device only."""
+    """Rows whose token ids the previous step samples. The ids are only on the device."""
 
     rows: Tensor  # int64 [n]
     which: Tensor  # int64 [n]: indexes into sampled
-    sampled: Tensor  # int64 [n_sampled]: what the step before samples, once it has ended
+    sampled: Tensor  # int64 [n_sampled]: the previous step's sampled tokens, valid once it has ended
 
 
 class Batch(NamedTuple):

@@ -94,8 +94,8 @@ def size(
     model: str = "pocket", memory: str | int | None = None, context: str | int | None = None, concurrent: int = 1,
     **options: Any,
 ) -> Capacity:  # fmt: skip
-    """Compute what a runtime with these options would allocate, and for how many requests that is enough. Reads only
-    config.json and the headers of the weights.
+    """Compute what a runtime with these options would allocate, and how many requests would fit. Reads only config.json
+    and the headers of the weights.
 
     memory      free memory of each device, such as "24GB"; default: what is free here now
     context     tokens of a request, prompt and output, such as "32k"; default: the model's own maximum

@@ -61,7 +61,7 @@ class Graphs:
 
     def __call__(self, batch: Batch) -> Tensor | None:
         """The logits of a step in which every request decodes one token; the next step overwrites them. None for any
-        other step."""
+        other step, and for more requests than the largest of SIZES."""
         n = len(batch.sampled_for)
         is_decode = set(batch.ragged.q_lens) == {1} and n == len(batch.ids) and not batch.scored
         size = next((size for size in SIZES if size >= n), 0)
@@ -76,7 +76,8 @@ class Graphs:
         return step.captured.out[:n]
 
     def _capture(self, batch: Batch, size: int) -> _CapturedStep:
-        """Run the step without a graph, which compiles kernels and shows the layers' plans; then capture it."""
+        """Run the step without a graph, which compiles kernels and shows which attention plans the layers need; then
+        capture it."""
         from banyan.kernels.attention.graph_batch import GraphBatch  # imports Triton, which a CPU does not need
 
         if self.steps.pop(size, None) is not None and batch.ids.is_cuda:  # the new graph takes over its memory,

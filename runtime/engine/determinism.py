@@ -21,9 +21,10 @@ _Part = tuple[Sequence[int], int, int]
 
 @torch.inference_mode()
 def check_determinism(runner: ModelRunner, max_tokens: int) -> None:
-    """Computes one text of at most max_tokens tokens in one step, then in chunks of growing size with a single row of a
-    second copy of the text in the same step, then on pages shared by two requests. Raises ConfigError if a logit
-    differs from that of the first computation. Overwrites the first pages of the KV pool, so they must hold nothing."""
+    """Computes one text of at most max_tokens tokens in one step; in chunks of growing size, each beside a decode of a
+    second copy; with a last layer that computes only the needed row; and on pages shared by two requests. Raises
+    ConfigError if a logit differs from the first computation. Overwrites the first pages of the KV pool, so they must
+    hold nothing."""
     store = runner.store
     n = min(max_tokens, _N_TOKENS, min(store.n_pages, store.n_window_pages or store.n_pages) // 3 * store.page)
     per_text = -(-n // store.page)

@@ -90,8 +90,8 @@ class Guides:
         self._waiting: dict[ConstraintSpec, list[Run]] = {}
         self._done: deque[tuple[ConstraintSpec, CompiledConstraint | BanyanError]] = deque()
         self._ready: list[Guided] = []
-        self._n_slow: dict[int, int] = {}  # rid -> number of its latest masks that were slow, without a break
-        self._n_compiling = 0  # not yet signalled by `wake`
+        self._n_slow: dict[int, int] = {}  # rid -> how many of its latest masks in a row were slow
+        self._n_compiling = 0  # compilations whose end `ready` has not yet read from `wake`
         self._compiling: set[int] = set()  # rids for which a thread compiles now
         self._compiling_lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
@@ -136,7 +136,7 @@ class Guides:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a Run became ready when it was submitted: then `wake` is not written."""
+        """Whether a Run is ready for which `wake` was not written, because it needed no compilation."""
         return bool(self._ready)
 
     @property
@@ -146,7 +146,7 @@ class Guides:
         yield from (guided.run for guided in self._ready)
 
     def abort(self, rid: int) -> Run | None:
-        """Remove a Run that waits here and return it; None if there is none."""
+        """Remove a Run that waits here and return it; None if it does not wait here."""
         for runs in self._waiting.values():
             if run := next((run for run in runs if run.rid == rid), None):
                 runs.remove(run)
@@ -290,7 +290,7 @@ def takes_best(request: Request | DraftPosition) -> bool:
 
 
 def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int], i: int) -> list[int]:
-    """Advance the guide of row i by the row's best token. Go on with the draft rows after it, as long as each draft
+    """Advance the guide of row i by the row's best token, then through the draft rows after it, as long as each draft
     token is the best token of the row before. Returns the tokens that the masks allow; may stop before a token that
     ends the output."""
     request = requests[i]

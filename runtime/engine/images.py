@@ -1,4 +1,4 @@
-"""The images of requests in the engine: their pixels, then their embeddings, and their rows in a batch.
+"""Keeps the images of requests in the engine, first as pixels, then as embeddings, and makes their rows of a batch.
 
 A request that must compute rows of an image waits until the image has arrived (`Scheduler`). If all rows of an image
 are in the tree, the request does not need it. The server keeps the files, so the engine can ask again for an image that

@@ -118,7 +118,7 @@ class KVPool:
 
     def keep_features(self, width: int) -> Tensor:
         """Allocate a hidden state for each slot: [n_slots, width]. Hidden states are copied with the slot's KV, but not
-        to host memory. So drafters that read them draft badly after pages that came back from host memory."""
+        to host memory. So drafters that read them draft badly on pages that came back from host memory."""
         shape = self.n_pages + 1, self.page, 1, width
         self.features = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return self.features.view(-1, width)
@@ -229,16 +229,18 @@ def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype, n_layers: int | None = N
 
 
 def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype]:
-    """The dtypes of the numbers of keys and of values. ConfigError: values of this model cannot have 4 bits."""
+    """The dtypes in which keys and values are stored. ConfigError: this model's values cannot be stored in 4 bits."""
     own = getattr(torch, spec.dtype)
     found = KV_KINDS.get(kv_dtype, (own, own))
     if HALVES in found and spec.latent_dim:
         raise ConfigError(
-            f"kv_dtype is {kv_dtype}, but values of {spec.name} are part of its keys, as latents; use kv_dtype='int8'"
+            f"kv_dtype is {kv_dtype}, but {spec.name} has latent attention: values are part of its keys; use "
+            "kv_dtype='int8'"
         )
     if HALVES in found and spec.head_dim % 16:
         raise ConfigError(
-            f"kv_dtype is {kv_dtype}, but heads of {spec.head_dim} are no groups of 16; use kv_dtype='int8'"
+            f"kv_dtype is {kv_dtype}, but heads of {spec.head_dim} are not divisible into groups of 16; use "
+            "kv_dtype='int8'"
         )
     return found
 
@@ -246,7 +248,7 @@ def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype
 def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:
     """Open the file of the second tier. Its contents are discarded if they come from other weights, another device
     (which sums in another order), another context length (some models' positions depend on it) or another layout.
-    Raises ConfigError where it cannot be opened."""
+    Raises ConfigError if it cannot be opened."""
     facts = (
         LAYOUT, weights, resolved.device, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype,
         config.kv_dtype, config.deterministic,

@@ -1,4 +1,4 @@
-"""Finds schemas that no finite value can satisfy, because a value always contains another one of its kind."""
+"""Finds schemas that no finite value can satisfy, because each value must contain another value of the same schema."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _ROOT_REFS = ("$dynamicRef", "$recursiveRef")
 
 
 def check_form(schema: Any) -> None:
-    """Raises ConstraintSyntax that says what is wrong and where."""
+    """Validates a schema. Raises ConstraintSyntax that says what is wrong and where, or ConstraintTooLarge."""
     draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         if not _metaschema(draft).is_valid(schema):

@@ -1,4 +1,4 @@
-"""Checks `multipleOf`: several of them on one number require a multiple of their least common multiple."""
+"""Checks `multipleOf`: a number with several of them must be a multiple of their least common multiple."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Schema = bool | dict[str, Any]
 NODES, DEPTH, CHAIN, ENUM, DIGITS = 20_000, 128, 128, 10_000, 9_999
 """Limits of subschemas, nesting depth, chained references, values of an enum, and the coefficient of a multipleOf."""
 MULTIPLE = 1e300
-"""The limit of a multipleOf. The compiler takes fewer digits; a common multiple of two up to here is still a float."""
+"""The limit of a multipleOf. The least common multiple of two numbers within this limit and DIGITS is still a float."""
 LEAST = 100_000
 """The most items, characters or properties that a schema may require a value to have."""
 
@@ -53,7 +53,7 @@ class Document:
 
     root        the schema
     defs        name -> definition; a reference is {"$ref": "#/$defs/NAME"}, possibly with other keywords beside it
-    is_partial  references that cannot be followed here, or long multiples, were left out
+    is_partial  whether references that cannot be followed, or long multiples, were left out
     """
 
     def __init__(self, schema: Schema, is_checked: bool = False) -> None:
@@ -206,9 +206,9 @@ class Document:
         return out
 
     def _is_followed(self, key: str, place: _SchemaLocation) -> bool:
-        """Whether a reference can be followed. References that cannot are left out if the value is checked: recursive
-        references, dynamic references whose anchor several schemas define (other dynamic references are plain), and
-        references to metaschemas."""
+        """Whether a reference can be followed. If the value is checked, references that cannot be followed are left
+        out: `$recursiveRef`, a `$dynamicRef` to an anchor that several schemas define (any other `$dynamicRef` is read
+        as a `$ref`), and references to metaschemas."""
         address, name = urldefrag(_join(self._base_of(place.schema, place.base), place.schema[key]))
         if key == "$ref":
             is_followed = not self._is_checked or address in self._roots or address not in REGISTRY

@@ -3,9 +3,9 @@
 `not` becomes the negated schema. `if` becomes two alternatives; `dependent...` becomes one alternative without the
 property and one with what it requires. `oneOf` becomes `anyOf` if its branches are disjoint, else each branch excludes
 the others. `unevaluated...` becomes `additionalProperties` or `items`, once per combination of branches that evaluate
-other properties or items. Counts of properties become one alternative per set of optional properties. A keyword that
-cannot be rewritten is rejected by name, or left out if the finished value is checked. Apart from what is left out, the
-result never allows a value that the schema does not.
+different properties or items. Counts of properties become one alternative per set of optional properties. A keyword
+that cannot be rewritten is rejected by name, or left out if the finished value is checked. Apart from what is left out,
+the result never allows a value that the schema does not.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _SchemaWriter:
 
     names_are_open   whether the pattern "" can stand for the names that a schema does not list. Without that pattern,
                      the compiler would allow a listed name that is written with an escape (`"\\u0061"` for "a"), with
-                     a value that only other properties may have. So then no text may contain such escapes
+                     a value that only unlisted properties may have. So if False, no string may contain such escapes
     """
 
     def __init__(self, document: Document, order: str, is_checked: bool, is_loose: bool) -> None:
@@ -140,7 +140,8 @@ class _SchemaWriter:
         return []
 
     def _order_and_close(self, rest: dict[str, Any]) -> None:
-        """Make optional properties patterns, which may come in any order. Give open names a pattern."""
+        """With order "any", turn optional properties into patterns, which may come in any order. If unlisted names are
+        allowed, give them a pattern."""
         properties, needed = rest.get("properties", {}), rest.get("required", ())
         is_open = rest.get("additionalProperties", True) is not False
         free = [name for name, one in properties.items() if name not in needed and one is not False]
@@ -158,9 +159,9 @@ class _SchemaWriter:
 
     @staticmethod
     def _exclude_ends(rest: dict[str, Any]) -> None:
-        """Exclude the end of an open range that is nearer to 0 also by a closed range. If it is whole and the other end
-        is not, as in 0 < x < 0.5, the compiler (llguidance 1.9.1) would allow it. It reads a bound to 1 ulp, so the
-        closed range begins 2 ulp further."""
+        """Add a closed bound just inside the end of an open range that is nearer to 0. If this end is a whole number
+        and the other is not, as in 0 < x < 0.5, the compiler (llguidance 1.9.1) would allow the end itself. The closed
+        bound is at least 2 ulp further, because the compiler reads a bound only to 1 ulp."""
         for key, inner, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
             end = sign * rest.get(key, -sign)
             if 0 <= end < 2**51 and end == int(end):  # above, floats have no fractions left
@@ -192,7 +193,8 @@ class _SchemaWriter:
         ]
 
     def _format(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        """`format`, as the check of a finished value reads it; the compiler's own formats differ from that."""
+        """Replaces `format` by the pattern that the check of a finished value uses. The compiler's own formats
+        differ."""
         return [{"pattern": f"^(?:{ENFORCED_FORMATS[rest.pop('format')]})$"}]
 
     def _one_of(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
@@ -366,7 +368,7 @@ class _SchemaWriter:
         return self._product(sets)
 
     def _branches(self, branches: list[Schema], depth: int, maximum: int) -> list[_Evaluated]:
-        """Every combination of up to `maximum` (at maximum 3) branches that hold together."""
+        """The ways to match any 1 to `maximum` of the branches at once, but at most 3."""
         ways = []
         for n in range(1, min(maximum, 3) + 1):
             for some in combinations(branches, n):
