@@ -58,8 +58,8 @@ STATES_PER_REQUEST = 4
 
 
 def claim_states(model: HfModel, resolved: Resolved, max_running: int) -> StatePool:
-    """Allocate the slots for the recurrent states of a model: as many as fit into `Resolved.state_memory`, but no more
-    than are useful."""
+    """Allocate the slots for the recurrent states of a model: as many as fit into `Resolved.state_memory`, at most
+    STATES_PER_REQUEST for each of max_running requests. Raises OutOfMemory if fewer than 2 fit."""
     n_slots = min(resolved.state_memory // model.state_bytes, STATES_PER_REQUEST * max_running)
     if n_slots < 2:
         raise OutOfMemory(
@@ -78,8 +78,8 @@ class Link(Protocol):
 
 
 class InFlightStep(NamedTuple):
-    """A step that the device computes. logits: until its sampling is launched; then pending is set instead. start: when
-    the step was launched, by the stopwatch."""
+    """A step that the device computes. logits: set until its sampling is launched; from then on, pending is set. start:
+    when the step was launched, by the stopwatch."""
 
     plan: Plan
     batch: Batch
@@ -136,9 +136,9 @@ class EngineLoop:
         drafter = None
         if draft_model is not None:
             drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch, self._move_pages)
-        # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
+        # In deterministic mode drafts do not branch: a branch's keys are in other slots, and summed in another order.
         self._chunk = model.spec.chunk if model.spec.chunk < resolved.context else 0
-        # Nor where layers attend in chunks: the chunk of a branch's token does not follow from its slot.
+        # Nor do they branch if layers attend in chunks: the chunk of a branch's token does not follow from its slot.
         is_chain = config.deterministic or self._chunk
         max_tree = 0 if is_chain else min((MAX_TREE, *filter(None, model.windows)))
         names = drafters(config.speculate, config.draft_model)
@@ -200,7 +200,7 @@ class EngineLoop:
             check_determinism(self.model, self.resolved.context - 1)
 
     def close(self) -> None:
-        """Shut down. A second tier in a file first receives the pages on the device."""
+        """Shut down. If the second tier is a file, first move the pages on the device to it."""
         self.exchange.close()
         if self.model.store.file is not None:
             self.cache.close()
@@ -210,9 +210,9 @@ class EngineLoop:
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, link: Link) -> None:
-        """THE loop, until the link ends. With a GPU, the next step is launched before the present one is complete,
-        where `Scheduler.plan_ahead` allows. While the GPU computes, the last report is sent and new requests are taken;
-        other orders are deferred to the end of the step."""
+        """The engine's loop: runs until the link ends. With a GPU, the next step is launched before the present one is
+        complete, if `Scheduler.plan_ahead` can plan it. While the GPU computes, the last report is sent and new
+        requests are taken; other orders are deferred to the end of the step."""
         link.watch(self.guides.wake)
         if self.exchange.wake is not None:
             link.watch(self.exchange.wake)
@@ -239,7 +239,7 @@ class EngineLoop:
             if not self.plans_ahead or self.scheduler.is_idle:
                 link.send(reports)
                 reports = []
-            if self.exchange.is_active:  # a step takes at most twice its time
+            if self.exchange.is_active:  # copies for as long as the step took, so steps take at most twice as long
                 now = self.clock()
                 link.send(self.exchange.work(2 * now - before))
 
@@ -255,7 +255,7 @@ class EngineLoop:
 
     def launch(self, before: InFlightStep | None = None) -> InFlightStep | None:
         """Plan a step and launch its forward pass. Returns None if there is nothing to do, or if the step failed.
-        before: the step in flight; then also None if the next step cannot be planned before it is complete."""
+        before: the step in flight. With it, also returns None if the next step cannot be planned before its end."""
         for run, guide, end_ids, error in self.guides.ready():
             if error is not None:
                 self.failed.append(wire.Failed(run.rid, 0, error.code, error.message))
@@ -331,7 +331,7 @@ class EngineLoop:
         return self.exchange.without_own(report, self.failed) if report.finished or failed else report
 
     def reports(self, step: wire.Step) -> list[wire.EngineReport]:
-        """All reports that were not returned yet."""
+        """`step`, and all other reports that were not returned yet."""
         out: list[wire.EngineReport] = [*self.failed, *self.answers]
         if step.rids or step.finished:
             out.append(step)
@@ -357,7 +357,7 @@ class EngineLoop:
         return self.cache.listen(time.time_ns() // 1000)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
-        """Fail the requests of a step that did not complete. Raises again where the device itself is lost."""
+        """Fail the requests of a step that did not complete. Raises if the device itself is lost."""
         traceback.print_exception(error, file=sys.stderr)
         self._in_flight.remove(plan)
         code = OutOfMemory.code if isinstance(error, torch.OutOfMemoryError) else "error"
@@ -370,7 +370,7 @@ class EngineLoop:
             torch.cuda.synchronize()
 
     def _move_pages(self) -> None:
-        """Execute the moves that were ordered, before the next step does."""
+        """Execute the page moves that the cache has ordered, without waiting for the next step."""
         self.model.move(self.cache.take_moves())
 
     # ---- orders ----------------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ class EngineLoop:
                     self.scheduler.check()
                 except AssertionError as e:
                     n_withdrawn = self._repair(str(e))
-                    message = f"an invariant did not hold: {e}; {n_withdrawn} pages were withdrawn, and it goes on"
+                    message = f"an invariant did not hold: {e}; {n_withdrawn} pages were withdrawn; the engine goes on"
                     return wire.Answer(ask.id, False, message.encode())
             case "flush":
                 self._move_pages()  # a page that moves to the file afterwards would come back after a restart
@@ -489,7 +489,7 @@ class EngineLoop:
 
     def _repair(self, why: str) -> int:
         """Withdraw the part of the tree that a bug has damaged. Returns the number of withdrawn pages. Raises
-        AssertionError, which ends the engine, where the tree cannot be used any more."""
+        AssertionError, which ends the engine, if the tree cannot be used any more."""
         before = self.cache.stats()
         self.scheduler.repair()
         after = self.cache.stats()

@@ -1,4 +1,4 @@
-"""The engine as a process: its arguments, its sockets, its end.
+"""The engine's process: its arguments, its connection to the server, and how it ends.
 
     python -m banyan.runtime.engine --socket ipc://DIR/engine --config JSON --alive-fd N [--flight-fd M] [--host HOST]
 
@@ -66,14 +66,15 @@ _LINGER_MS = 2000  # how long a process that ends waits for the server to read i
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0 when the parent has ended or closed the pipe; 1 when the engine could not start or the loop failed."""
+    """Run an engine. Returns 0 when the parent has ended or closed the pipe; 1 when the engine could not start or the
+    loop failed."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.engine")
     parser.add_argument("--socket", required=True, help="ZeroMQ address to which the server's PAIR socket is bound")
     parser.add_argument("--config", required=True, help="a Config as JSON")
     parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
     parser.add_argument("--replica", type=int, default=0, help="number among the engines of its server: picks its GPU")
-    parser.add_argument("--flight-fd", type=int, help="memory that records the requests in hand: flight_record.py")
-    parser.add_argument("--host", default="", help="this machine, as engines on other machines reach it to pull KV")
+    parser.add_argument("--flight-fd", type=int, help="memory that records the requests in flight: flight_record.py")
+    parser.add_argument("--host", default="", help="name or address by which engines elsewhere reach this one for KV")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -120,7 +121,8 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, 
     placement = configs.place(config, hardware, known.name, known.max_context, known.dtype)
     least = least_bytes(path, known, placement.dtype, config.weight_dtype)
     early = fit(config, hardware, known, placement, source, least)
-    resolved = configs.resolve(early, hardware, facts(early, known, placement, source, least))  # refuses at once
+    # raises if memory is too small, before anything is loaded
+    resolved = configs.resolve(early, hardware, facts(early, known, placement, source, least))
     ranks = Ranks(config, placement, resolved.threads, str(path)) if config.tp > 1 else None
     shard = Shard(0, config.tp, config.deterministic) if ranks is not None else None
     with weights.bar(f"loading {config.model}") as progress:
@@ -207,9 +209,9 @@ class ServerLink:
 
     def drain(self, block: bool) -> Iterator[EngineCommand]:
         """Take orders that have arrived: at most _MAX_ORDERS and as many requests, in at most _ORDERS_SECONDS. With
-        `block`, wait for an order, and take no notice of _ORDERS_SECONDS. Requests come after other orders, one of each
-        client in turn, so thousands of requests of one client do not delay questions or other clients. Raises EOFError
-        when the parent has ended."""
+        `block`, wait for an order, and ignore _ORDERS_SECONDS. Requests come after other orders, one of each client in
+        turn, so thousands of requests of one client do not delay questions or other clients. Raises EOFError when the
+        parent has ended."""
         events = dict(self._poller.poll(None if block and not self._waiting else 0))
         if self._alive_fd in events:
             raise EOFError("the parent has ended")
@@ -255,7 +257,7 @@ class ServerLink:
                 yield run
 
     def watch(self, fd: int) -> None:
-        """Let writes to this eventfd end a wait, too."""
+        """Let writes to this eventfd also end the wait of `drain`."""
         self._poller.register(fd, zmq.POLLIN)
 
     def send(self, reports: Iterable[EngineReport]) -> None:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 COMMAND = (sys.executable, "-m", "banyan.runtime.engine.rank")
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE = 5.0
-"""Seconds to wait, after an error in a step, until the end of the rank that caused the error is noticed."""
+"""After an error in a step, `Ranks._watch` has this many seconds to notice that a rank has ended, the likely cause."""
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class PoolSize(msgspec.Struct, frozen=True):
 
 class RankReport(msgspec.Struct, frozen=True):
     """A line that a rank writes when it has loaded its part of the model, and again when it has allocated its KV pool.
-    code: the error for which it could not; "": it has."""
+    code: the code of its error; "": it succeeded."""
 
     code: str = ""
     message: str = ""
@@ -125,7 +125,7 @@ class Ranks:
         os._exit(1)
 
     def _watch(self) -> None:
-        """End this process when a rank ends, and in the same way, which tells the server whether a request did it."""
+        """When a rank ends, end this process in the same way, which tells the server whether a request caused it."""
         by_fd = {os.pidfd_open(process.pid): (rank, process) for rank, process in enumerate(self._processes, 1)}
         poll = select.poll()
         for fd in by_fd:

@@ -41,7 +41,8 @@ class PendingSample(NamedTuple):
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> PendingSample:
-    """logits: float32 [n_scored + n_sampled, vocab], changed in place. masks: the masks of the rows that sample."""
+    """Launch the sampling of a step, and the scoring of its prompt tokens. logits: float32 [n_scored + n_sampled,
+    vocab], changed in place. masks: the masks of the rows that sample."""
     scores = _scores(logits[: len(batch.targets)], batch) if batch.scored else None
     ids, chosen = (
         _choose(batch.sampling_logits(logits), batch.sampled_for, masks) if batch.sampled_for else (None, None)
@@ -159,7 +160,7 @@ def _apply(edits: list[_Edit], logits: Tensor) -> None:
 
 
 def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[float]], Logprobs]]:
-    """By rid, the logprobs of the scored tokens, and their alternatives where requested."""
+    """Returns a function that reads, by rid, the logprobs of the scored tokens, and alternatives where requested."""
     logprobs = logits.log_softmax(-1)  # row by row; logsumexp would split the sum of one row among threads
     flat = _to_host(logprobs.gather(1, batch.targets[:, None]).squeeze(1))
     best: dict[int, tuple[Tensor, Tensor]] = {}
@@ -185,7 +186,8 @@ def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[f
 
 
 def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request | DraftPosition]) -> Callable[[], Logprobs]:
-    """By rid, row by row. own: the model's logprobs, [n, vocab]. ids [n]: the sampled tokens."""
+    """Returns a function that reads, by rid, the sampled tokens' logprobs and alternatives, row by row. own: the
+    model's logprobs, [n, vocab]. ids [n]: the sampled tokens."""
     chosen = _to_host(own.gather(1, ids[:, None]).squeeze(1))
     values, best = own.topk(min(max(r.sampling.top_logprobs for r in requests), own.shape[1]))
     tops, top_ids = _to_host(values), _to_host(best.int())

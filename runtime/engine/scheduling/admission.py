@@ -104,7 +104,7 @@ class AdmissionControl:
 
 
 class StepTime:
-    """Learns what steps cost by their rows, from the times between plans."""
+    """Learns how long a step of n rows takes, from the times between plans."""
 
     def __init__(self) -> None:
         self._cost = Cost(FIRST_ROWS, 0.0, 1.0)
@@ -118,7 +118,7 @@ class StepTime:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The seconds of a step: the fixed part, and for each row. (0.0, 0.0) if too few steps were seen."""
+        """(seconds of a step's fixed part, seconds per row); (0.0, 0.0) if too few steps were seen."""
         return (self._cost.step(0, 0), self._cost.per_row) if self._cost.is_warm else (0.0, 0.0)
 
     @property

@@ -11,15 +11,14 @@ from banyan.runtime.protocol.wire import EvictFirst, Hold, Release
 KVHintOrder = Hold | Release | EvictFirst
 
 MAX_BYTES = 64 << 20
-"""The most bytes of the prefixes of all hints. A program's pins outlive it, so clients could add to them without end.
-Beyond it, the namespace whose hints have most bytes loses its oldest hints."""
+"""The most bytes of the prefixes of all hints. Beyond it, the namespace whose hints have most bytes loses its oldest
+ones. Pins outlive their programs, so without a limit a client could fill the memory."""
 ENTRY = 512
 """Bytes that a hint counts for besides its prefix."""
 
 
 class KVHintReceiver:
-    """The hints of one server by their numbers. An order with an unknown number refers to a hint that has ended, and is
-    ignored."""
+    """The hints of one server, by number. A Release of an unknown number is ignored: the hint has ended already."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

@@ -34,7 +34,7 @@ PATIENCE = 10.0  # seconds
 STRETCH = 3.0  # multiple of the usual wait before the first start of a program
 AGED_TURN = 4
 N_KNOWN = 16384
-"""How many programs without requests, and how many such clients, have their token counts remembered."""
+"""The token counts of up to this many programs and of as many clients are remembered while they have no requests."""
 QUANTUM = 2048  # tokens by which a client or program may get ahead of the others
 MAX_LEAD = 2 * QUANTUM  # tokens by which a client that returns may be ahead of the one that got least
 WORTH_MOVING = 16  # tokens by which a waiting request's cached prefix must change before the request changes its place
@@ -67,7 +67,7 @@ class QueueOrder:
         return True
 
     def published(self, request: Request) -> None:
-        """Called when the request's prompt has been stored in the tree."""
+        """Update the order after the request's prompt has been stored in the tree."""
 
 
 # ---- by clients and programs ---------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Queue:
             self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else QueueOrder()
         self._clients: dict[int, ServiceAccount] = {}  # accounts of clients with requests here
         self._absent: OrderedDict[int, int] = OrderedDict()  # client -> its tokens; recent clients without requests
-        # also of recent programs without requests
+        # (client, serial number) -> account; also of recent programs without requests
         self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()
         self._arrivals: OrderedDict[Request, None] = OrderedDict()  # waiting or set aside; longest wait first
         self._unstamped: list[Request] = []  # requests whose wait starts at the next `start_waits`
@@ -311,8 +311,8 @@ class Queue:
         return request.program.has_ended and self.end_program(request.run.client, request.serial)
 
     def end_program(self, client: int, serial: int) -> bool:
-        """Called when the program will send no more requests. Forgets its account with its last request. Returns
-        whether it has none now."""
+        """Record that a program will send no more requests. Its account is forgotten with its last request. Returns
+        whether it has no request now."""
         if (account := self._programs.get((client, serial))) is None:
             return True
         account.has_ended = True
@@ -336,7 +336,7 @@ class Queue:
         self.order.remove(request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request that no longer waits, and is not set aside either."""
+        """Remove a request that waits or is set aside, and end its wait."""
         if request.is_waiting:
             self.set_aside(request)
         self._arrivals.pop(request, None)

@@ -141,10 +141,10 @@ def _count(counts: dict[int, int], tokens: Sequence[int]) -> None:
 
 class Work(NamedTuple):
     """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease. draws: the
-    last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob. draft: tokens
-    computed after the last one, each of whose rows samples too. parents: for each draft token the index of the draft
-    token it follows, always a lower one, or -1 for the text; () where each follows the one before it. kept: (n, slot)
-    pairs: the recurrent state after the first n tokens of this step is copied to the slot."""
+    last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob. draft: draft
+    tokens, computed after the last token; each of their rows samples too. parents: for each draft token, the index of
+    the draft token that it follows, always a lower one, or -1 if it follows the text; (): the draft is a chain. kept:
+    (n, slot) pairs: the recurrent state after the first n tokens of this step is copied to the slot."""
 
     request: Request
     lease: Lease

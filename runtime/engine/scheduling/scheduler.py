@@ -3,12 +3,12 @@ give the same plans.
 
 A plan first gives each decode its token, then gives chunks of prompts what is left of the token budget, then starts
 waiting requests with the rest. A request whose prefix is being computed by another one right now waits until that
-prefix is in the tree, so n requests with the same new prefix cost one prefill. If the counts alone suffice, a step is
+prefix is in the tree, so n requests with the same new prefix cost one prefill. If token counts alone suffice, a step is
 planned while the previous one is being computed (`plan_ahead`).
 
-When pages run out, the running request of the last rank is retracted: its lease is closed and it queues again with all
-its tokens. The first in rank always makes progress, and a single request always fits (`take` refuses larger ones), so
-there is no deadlock; a retraction costs only time."""
+When pages run out, the running request of the last rank is retracted (preempted): its lease is closed and it queues
+again with all its tokens. The first in rank always makes progress, and a single request always fits (`take` refuses
+larger ones), so there is no deadlock; a retraction costs only time."""
 
 from __future__ import annotations
 
@@ -175,8 +175,9 @@ class Scheduler:
     # ---- plan ------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan | None:
-        """The next step, or None where there is nothing to do. now: seconds; only differences count. Claims pages,
-        evicts and retracts. Counts move in `commit`. Without a step, moves that were ordered stay with the cache."""
+        """Plan the next step; None: there is nothing to do. Claims and evicts pages and retracts requests; `commit`
+        changes token counts. If None, page moves that were ordered stay in the cache. now: seconds; only differences
+        count."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a single request might not fit
         n_reserved = 0
@@ -286,8 +287,8 @@ class Scheduler:
         return [request for request in decodes if request not in left_out]
 
     def _make_room(self, request: Request) -> bool:
-        """Claim pages for all tokens of a running request, when there are too few. Retracts requests of a later rank
-        until there are enough, and finally the request itself; then returns False."""
+        """Retract running requests of a later rank, the last first, until the request can claim pages for all its
+        tokens. If that never suffices, retract the request itself and return False."""
         while (last := self.running[-1]) is not request:
             self._retract(last)
             assert request.lease is not None
@@ -312,7 +313,7 @@ class Scheduler:
                 break
             run, owner = request.run, (request.run.client, *request.run.order[:1])
             ids = request.ids.tobytes()
-            # To open a lease may evict other texts, so the checks that need none come first.
+            # Opening a lease may evict other texts, so the checks that need no lease come first.
             n_cached, n_taken = self.cache.probe(ids, run.namespace, request.n_reusable)
             if not waiting.order.is_still_first(request, n_cached):
                 continue
@@ -325,7 +326,8 @@ class Scheduler:
                 continue
             if is_full:
                 self._preempt_for(request, works, started)
-                _, n_taken = self.cache.probe(ids, run.namespace, request.n_reusable)  # nobody may lock the prefix now
+                # the retracted request may have locked the prefix
+                _, n_taken = self.cache.probe(ids, run.namespace, request.n_reusable)
             if running and not self._is_admitted(request, n_cached, self.cache.n_available - n_taken):
                 break
             lease = self.cache.open(ids, run.namespace, request.n_reusable, run.priority, owner)
@@ -361,8 +363,9 @@ class Scheduler:
     # ---- images ----------------------------------------------------------------------------------------------------
 
     def _lacks_images(self, request: Request, n_cached: int) -> bool:
-        """Whether images that the waiting request needs have not arrived. Then it is set aside until they have. (If all
-        rows of an image are cached, it is not needed.) The request then holds the other images that it needs."""
+        """Whether images that the waiting request needs have not arrived. If so, sets the request aside until they
+        arrive. In any case the request then holds the needed images that have arrived. An image is not needed if all
+        its rows are cached."""
         missing = set()
         for one in request.run.images:
             if one.start + one.n > n_cached and one.image not in request.images:
@@ -376,7 +379,7 @@ class Scheduler:
         return bool(missing)
 
     def take_wants(self) -> tuple[bytes, ...]:
-        """The images to ask for now. Few requests ask at a time, because what they ask for takes memory."""
+        """The images to ask for now. Only MAX_ASKING requests ask at a time, because images take memory."""
         if not self.lacking:
             return ()
         wanted = {image for missing in islice(self.lacking.values(), MAX_ASKING) for image in missing} - self._asked
@@ -384,7 +387,7 @@ class Scheduler:
         return tuple(wanted)
 
     def image_arrived(self, digest: bytes) -> None:
-        """Called when an image has arrived, so that `find_image` finds it."""
+        """Queue the requests that lacked only this image, which has arrived: `find_image` finds it."""
         self._asked.discard(digest)
         for request, missing in [*self.lacking.items()]:
             if digest in missing:
@@ -395,7 +398,7 @@ class Scheduler:
                     self.waiting.add(request)
 
     def image_failed(self, digest: bytes, error: str) -> None:
-        """Called when an image that was asked for will not come. Fails the requests that wait for it."""
+        """Fail the requests that wait for an image that will not come."""
         self._asked.discard(digest)
         for request in [request for request, missing in self.lacking.items() if digest in missing]:
             self._fail(request, BadProgram.code, error)
@@ -455,8 +458,8 @@ class Scheduler:
         return Growth(n_left, n_room, (request.n_out + n_left) // self.cache.page)
 
     def _window_growth(self, requests: Sequence[Request], lease: Lease | None = None) -> list[Growth]:
-        """The expected growth of requests in the pages of windowed layers, where a request with a whole window grows no
-        more. lease: the lease of a request that does not run yet."""
+        """The expected growth of requests in the pages of windowed layers, where a request stops growing once its
+        window is full. lease: the lease of a request that does not run yet."""
         found: list[Growth] = []
         for request in requests:
             own = lease or request.lease
@@ -548,9 +551,9 @@ class Scheduler:
             self._finish(request, "stop", sampled[stop])
 
     def _append_forced(self, request: Request) -> None:
-        """Append the tokens that the constraint forces; the next step computes them as one chunk. With logprobs each
-        token is sampled instead, so that the model gives it a probability. So it is in a trial, which would otherwise
-        end before the model runs."""
+        """Append the tokens that the constraint forces; the next step computes them as one chunk. Appends none with
+        logprobs, because only sampled tokens get a probability, and none in a trial (`Run.is_trial`), which might end
+        before the model runs."""
         guide = request.guide
         if guide is None or not self.drafting.jumps or request.run.is_trial:
             return
@@ -633,7 +636,7 @@ class Scheduler:
         self._report.failed.append(Failed(request.rid, 0, code, message))
 
     def _end(self, request: Request) -> None:
-        """Release a request, and forget it; and its program, if that has ended and this was its last request."""
+        """Release a request. Forget its program if that has ended and this was its last request."""
         self._release(request)
         if self.waiting.unregister(request) and self.admission is not None:
             self.admission.end_program(request.run.client, request.serial)
@@ -653,8 +656,7 @@ class Scheduler:
             request.lease.keep_last_state(request.n_computed)
 
     def _release(self, request: Request) -> None:
-        """Take a request out of every list and close its lease. Whatever ends or retracts a request goes through
-        here."""
+        """Take a request out of every list and close its lease. Called whenever a request ends or is retracted."""
         del self.requests[request.rid]
         self._n_released += 1
         if request.lease is not None:

@@ -1,4 +1,4 @@
-"""Checks whether a Run can be served. One that cannot fails before it claims anything, with an error that says why."""
+"""Checks whether a Run can be served. If not, it fails with an error that says why, before it claims any pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
     for rows in run.images:
         own = ids[rows.start : rows.start + rows.n]
         if not (rows.start >= 0 and 0 < rows.n == len(own) and own.max() < 0) or limits.row_id < 0:
-            raise BadMessage(f"{rows.n} rows of an image at {rows.start} are not what the prompt has there")
+            raise BadMessage(f"the prompt does not have {rows.n} rows of an image at token {rows.start}")
         own[:] = limits.row_id
     biased = np.fromiter(s.logit_bias, np.int32)
     for what, tokens in (("prompt", ids), ("logit_bias", biased)):

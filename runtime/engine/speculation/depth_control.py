@@ -10,16 +10,16 @@ A token is accepted with p = the product of the chances along its path, and then
 Cost. A step with R requests that sample and E draft tokens takes T(R, E) = a + b R + c E seconds, with coefficients
 fitted to measured steps (`step_cost`).
 
-Choice. The chains of all drafters are merged into one tree per request (`draft_tree`). All trees end at one
+Choice. The chains of all drafters are merged into one tree per request (`draft_tree`). All trees are cut at the same
 probability: the threshold out of LEVELS that maximizes tokens per second,
 
     (R + sum of p over the E draft tokens with p >= threshold) / T(R, E)
 
-If that is not MIN_SPEEDUP times R / T(R, 0), nothing is drafted.
+If the maximum is not above MIN_SPEEDUP times R / T(R, 0), nothing is drafted.
 
 A drafter that runs a model is asked after the others. Its depth is the one out of DEPTHS that maximizes the same
 quotient, with the time of its passes and of the rows that it must catch up with added to the seconds. It is asked if
-this quotient is MIN_MODEL_SPEEDUP times the quotient without it. Otherwise it may use SHARE of the time for a short
+this quotient is above MIN_MODEL_SPEEDUP times the quotient without it. If not, it may use SHARE of the time for a short
 draft of one request, so that its acceptance rate stays known. For the same reason, proposals of the other drafters are
 judged even when they are not computed. If no proposal for a request is worth computing, drafters are asked about it
 less and less often.
@@ -182,9 +182,9 @@ class DepthController:
             self._hit_rate += RECENT * (bool(history.drafters) - self._hit_rate)
 
     def expected_tokens(self, n_decoding: int) -> int:
-        """How many draft tokens n_decoding requests are expected to have. Prompts in the same step leave room for
-        these: a draft row costs the same beside prompts, and each accepted token saves a decode from waiting for
-        another long step."""
+        """How many rows prompts should leave to the drafts of n_decoding requests: twice the mean length of recent
+        drafts for each. A draft row costs the same beside prompts, and each accepted token saves a decode from waiting
+        for another long step."""
         return int(2 * self._mean_length * n_decoding)
 
     def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
@@ -195,7 +195,8 @@ class DepthController:
             self.cost.note(n_works, n_extra, seconds)
 
     def _max_tokens(self, request: Request) -> int:
-        """How many tokens may be proposed for the request. 0: no drafter is asked."""
+        """How many tokens may be proposed for the request; 0: no drafter is asked. Counts a miss, which `_add_draft`
+        resets."""
         n = min(self.max_depth, request.max_total - request.n_total - 1)
         if n <= 0:
             return 0
@@ -240,7 +241,7 @@ class DepthController:
 
     def _fail(self, d: int, asks: Sequence[_Ask], error: Exception) -> None:
         """Go on without a drafter that failed, for the requests that it was asked about: no output depends on drafts.
-        Raises where the device itself is lost."""
+        Raises if the device itself is lost."""
         self._count_failure(self.drafters[d], error, f"{len(asks)} requests go on without its drafts")
         for history, *_ in asks:
             history.failed.add(d)
@@ -359,7 +360,8 @@ class DepthController:
     # ---- commit ----------------------------------------------------------------------------------------------------
 
     def judge(self, request: Request, sampled: Sequence[int], path: Sequence[int]) -> None:
-        """Compare the proposals for a request with what was sampled. `accept_path` gives both arguments."""
+        """Update the acceptance rates: compare the proposals for a request with the sampled tokens. `sampled` and
+        `path` come from `accept_path`."""
         history = self.proposed.pop(request.rid, None)
         if history is None:
             return

@@ -22,8 +22,8 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 
 class Proposal(NamedTuple):
     """One proposed chain. kind: how the drafter found it, 0 .. Drafter.n_kinds - 1; acceptance is measured per kind.
-    uncertain: ascending indexes of the tokens that may be wrong, if the other tokens follow from those before them;
-    None: any token may be wrong."""
+    uncertain: ascending indexes of the tokens that may be wrong, where each other token follows from the tokens before
+    it; None: any token may be wrong."""
 
     tokens: Sequence[int]
     kind: int = 0
@@ -59,8 +59,8 @@ class Drafter:
         return 0
 
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
-        """Called before the `propose` calls of a step, with their requests and limits, for drafters that work on a
-        batch."""
+        """Prepare the proposals of a step, for drafters that compute them as a batch. asks: the requests and limits of
+        the `propose` calls that follow."""
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
         """Proposes chains of at most n tokens that may follow the request's last token, the most likely chain first.
@@ -68,7 +68,8 @@ class Drafter:
         raise NotImplementedError
 
     def end(self, request: Request) -> None:
-        """Called when a request has ended or failed, even if nothing was ever proposed for it."""
+        """Release what is kept for a request that has ended or failed. Called even if nothing was ever proposed for
+        it."""
 
     def kept(self) -> dict[str, tuple[int, int]]:
         """Memory that is kept after requests have ended, by name: (its approximate bytes, the most bytes it may

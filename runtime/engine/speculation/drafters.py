@@ -39,8 +39,8 @@ class DraftSource(NamedTuple):
 
 
 def find(config: Config, large: Path) -> DraftSource | None:
-    """Look up `Config.draft_model`; None where none is named. Raises ConfigError where its tokenizer differs from the
-    large model's, and what `spec.resolve` and `heads.kind_of` raise."""
+    """Look up `Config.draft_model`; None if it names none. Raises ConfigError if its tokenizer differs from the large
+    model's, and what `spec.resolve` and `heads.kind_of` raise."""
     if not config.draft_model:
         return None
     if config.draft_model.startswith(EARLY_EXIT):

@@ -96,5 +96,5 @@ class MedusaDrafter(Drafter):
 
 
 def _has_features(request: Request) -> bool:
-    """Whether all tokens but the last, which no step has computed yet, have a hidden state; there is at least one."""
+    """Whether all tokens but the last have a hidden state, and at least one has. No step has computed the last yet."""
     return 0 < request.n_computed == request.n_total - 1

@@ -2,8 +2,8 @@
 
 Like the large model, it is batched over requests. It uses the same page tables: a slot of a page stands for the same
 token in the pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For
-each page whose KV it has computed, it remembers a digest of the text from its start to the end of the page. Missing KV
-is computed as a chunk when it is needed. Wrong KV would only make a bad draft.
+each page whose KV it has computed, the drafter remembers a digest of the text from its start to the end of the page.
+Missing KV is computed as a chunk when it is needed. Wrong KV would only make a bad draft.
 
 When tokens are sampled, the small model uses the random numbers of the same positions: if both models agree on the
 distribution, they agree on the token. For greedy requests it proposes its best tokens, and chains in which one of the
@@ -42,13 +42,13 @@ class _DraftText:
         self.writer = 0  # the request's number as a writer of slots; a new one for each lease
         self.lease: Lease | None = None
         self.digests = array("L", [0])  # digests of the text up to the end of each page that is known to be right
-        self.n_computed = 0  # how many tokens of its text were computed at the last pass,
-        self.tail: Sequence[int] = ()  # and the proposed tokens computed after them
+        self.n_computed = 0  # how many tokens of its text had KV after the last pass
+        self.tail: Sequence[int] = ()  # the draft tokens whose KV was computed after them
         self.proposals: list[Proposal] = []
 
 
 class _DraftTurn:
-    """One request in the passes of a step."""
+    """One request while its draft is computed."""
 
     def __init__(self, request: Request, n: int, start: int) -> None:
         self.request, self.n = request, n
@@ -60,7 +60,7 @@ class _DraftTurn:
 
 
 class ModelDrafter(Drafter):
-    """See `draft.Drafter`. A proposal's kind is 0 for the best tokens and 1 for one that ends in a second best."""
+    """See `draft.Drafter`. Kind 0: the chain of best tokens. Kind 1: a chain that ends in a second best token."""
 
     name = "model"
     n_kinds = 2
@@ -142,7 +142,7 @@ class ModelDrafter(Drafter):
 
     @torch.inference_mode()
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
-        """Compute the proposals: one pass over what each request has to catch up with, then one per further token."""
+        """Compute the proposals: one pass over the tokens whose KV is missing, then one per further draft token."""
         start, turns = self._stopwatch(), list[_DraftTurn]()
         for request, n in asks:
             n_valid = self._n_valid(request)
@@ -176,7 +176,8 @@ class ModelDrafter(Drafter):
         )
 
     def _extend(self, turns: Sequence[_DraftTurn], logits: Tensor) -> list[_DraftTurn]:
-        """Choose each request's next token as the large model's sampler would. Returns those that need one more."""
+        """Choose each request's next draft token as the large model's sampler would. Returns the requests that need a
+        further token."""
         ready = [i for i, turn in enumerate(turns) if turn.end >= turn.request.n_total]
         if len(ready) < len(turns):  # some requests still lag behind
             logits, turns = logits[ready], [turns[i] for i in ready]
@@ -209,8 +210,8 @@ class ModelDrafter(Drafter):
         """One forward pass: the logits of each request's last row. n_texts: for each request, how many of its tokens
         belong to the text, not to a draft."""
         shape = ragged(q_lens, kv_lens, pages, self._page, self._device, chunk=self._network.spec.chunk)
-        # The small model may have fewer tokens than the large one. Another token in place of one that it lacks is wrong
-        # KV, and only makes a bad draft.
+        # The small model may have fewer tokens than the large one. A token that it lacks is replaced by another, whose
+        # wrong KV only makes a bad draft.
         known = np.minimum(np.array(ids, np.int64), self._network.spec.vocab_size - 1)
         rows = to_device(known, self._device)
         last = to_device(np.cumsum(np.array(q_lens, np.int64)) - 1, self._device)
@@ -256,7 +257,7 @@ class EarlyExitDrafter(ModelDrafter):
 
 
 def _proposals(draft: list[int], second_best: Sequence[int], n_vocab: int) -> list[Proposal]:
-    """The chain, and for each of its first tokens a chain that ends in the second best token instead."""
+    """The chain of best tokens, and for each of its first tokens a chain that ends in the second best token instead."""
     n = next((k for k, token in enumerate(draft) if not 0 <= token < n_vocab), len(draft))
     out = [Proposal(array("i", draft[:n]))] if n else []
     for k, second in enumerate(second_best[: n + 1]):

@@ -18,8 +18,8 @@ _NO_TOKEN = 1 << 32  # stands before the start of a text
 
 
 class Piece(NamedTuple):
-    """A part of a text to index: for each i in start .. stop, the n-grams before ids[i] get the number base + i, under
-    each of the salts. 0 <= base + i < 2^63 - 1."""
+    """A part of a text to index: for each i in start .. stop, the n-grams that end just before ids[i] get the number
+    base + i, under each of the salts. 0 <= base + i < 2^63 - 1."""
 
     ids: array[int]
     start: int
@@ -47,7 +47,8 @@ class NgramIndex:
         self._numbers = memoryview(self._table.data)  # faster than numpy for single entries
 
     def claim(self) -> None:
-        """Claim all memory now, and forget everything. In a virtual machine, the first write to 2 MiB may take 6 ms."""
+        """Clear the table, which claims all its memory now. In a virtual machine, the first write to 2 MiB may take
+        6 ms."""
         self._table.fill(0)
 
     def find(self, ids: Sequence[int], *salts: int) -> Iterator[int]:

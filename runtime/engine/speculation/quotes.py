@@ -3,12 +3,12 @@
 At the start of a field n-grams do not help: after `"city": "` other texts had other cities. But in their prompts, those
 cities stood between "lives in" and ", is", and this prompt has its own city in that place. So for the tokens before a
 quote (the key), a rule keeps what was left and right of the quoted run in the prompt, as far as several texts agree on
-it. It is matched against the prompt of each request that reaches the same key. (Califf and Mooney, Bottom-up relational
-learning of pattern matching rules for information extraction, 2003.)
+it. The rule is matched against the prompt of each request that reaches the same key. (Califf and Mooney, Bottom-up
+relational learning of pattern matching rules for information extraction, 2003.)
 
-A word starts with a space in prose, but with none after a quotation mark. Both are the same here: a *plain* text is a
-string with one character per token, in which a token that begins with a space is replaced by the one without it, where
-there is one."""
+A word starts with a space in prose, but without one after a quotation mark. Rules ignore the difference: a *plain* text
+is a string with one character per token, in which a token that begins with a space is replaced by the token without
+the space, if there is one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import numpy.typing as npt
 from banyan.runtime.engine.scheduling.request import Request
 
 N_KEY = 3
-"""Tokens of a key. A quote is also learned under a key that includes its first token, because where a constraint forces
-the quotation mark the output already has it."""
+"""Tokens of a key. A quote is also learned under the key without its last token, often a quotation mark, which then is
+the rule's `lead`: the output may not have that token yet when a quote is looked for."""
 N_LEFT, N_RIGHT = 4, 3  # tokens of context that a rule keeps
 N_RULES, N_PLACES, N_NEXT = 8, 8, 3
 """N_RULES: most rules per key. N_PLACES: most places in the prompt where a rule's context is tried. N_NEXT: most tokens
@@ -34,21 +34,22 @@ RULE_BYTES = 500  # approximate memory of one rule; a key takes about as much
 MAX_QUOTE = 32  # most tokens of a quote
 N_NEAR, N_READ = 1024, 128
 """N_NEAR: only the last N_NEAR tokens of a prompt are searched, and only the first N_NEAR tokens of an output are
-learned from. N_READ: most positions of such an output at which a quote is looked for. In the worst case, learning takes
+learned from. N_READ: most positions of an output at which a quote is looked for. In the worst case, learning takes
 2 ms."""
 FIRST_RATE, MEMORY, MIN_RATE, RARELY = 0.7, 0.8, 0.5, 32
 """FIRST_RATE: the initial acceptance rate of a key's quotes. MEMORY: the factor by which the rate fades with each
 quote. Below MIN_RATE, only every RARELY-th lookup proposes a quote."""
 RECENT, SELDOM, EVERY = 0.05, 0.2, 8
-"""RECENT: the weight of one request in the share of requests that quote. If that share is below SELDOM, only every
-EVERY-th request is learned from: learning takes as long as computing a few rows of a small model."""
+"""RECENT: the weight of one request in the share of requests for which a proposed quote was right. If that share is
+below SELDOM, only every EVERY-th request is learned from: learning takes as long as a few rows of a small model."""
 FORESEEN = 0.8
-"""If more than this share of an output was drafted, by rules from several texts, the output is not learned from."""
+"""An output is not learned from if more than this share of it was drafted or forced, and no proposed quote came from a
+rule of a single text."""
 
 
 class _QuoteRule(NamedTuple):
     """lead: tokens between the key and the quote. left, right: context of the quoted run in the prompt, plain.
-    is_plain: the quote is copied in its plain form. following: tokens that came after the quote, the latest first.
+    is_plain: the quote's first token is copied in plain form. following: tokens that came after quotes, latest first.
     weight: number of words in left and right. last: the last quote, plain. has_right: a quote may contain `right`.
     is_shared: from several texts."""
 
@@ -115,7 +116,7 @@ class QuoteIndex:
     """The rules learned from all texts, separate for each namespace."""
 
     def __init__(self) -> None:
-        self._use = 2 * SELDOM  # the share of requests for which a quote was drafted; fades
+        self._use = 2 * SELDOM  # the share of requests for which a proposed quote was right; fades
         self._n_texts = 0
         self._rules: OrderedDict[tuple[bytes, bytes], RuleSet] = OrderedDict()
         self._plain: npt.NDArray[np.int32] | None = None
@@ -123,7 +124,7 @@ class QuoteIndex:
         self._control: frozenset[int] = frozenset()
 
     def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
-        """The tokens' bytes, and the tokens that are not text. Without it each token is its own plain form."""
+        """Set the tokens' bytes, and the tokens that are not text. Before this, each token is its own plain form."""
         number = {text: i for i, text in reversed(list(enumerate(spelling)))}
         plain = (number.get(text[1:], i) if text[:1] == b" " and text[1:] else i for i, text in enumerate(spelling))
         self._plain = np.fromiter(plain, np.int32, len(spelling))
@@ -139,7 +140,7 @@ class QuoteIndex:
     # ---- learn -----------------------------------------------------------------------------------------------------
 
     def end(self, state: QuoteState, request: Request) -> None:
-        """Called when a request has ended. Learns from its output if that is worth the time."""
+        """Learn from the output of a request that has ended, if that is worth the time."""
         self._n_texts += 1
         self._use += RECENT * (state.has_quoted - self._use)
         was_foreseen = len(request.drafted) > FORESEEN * request.n_out and not state.has_guessed
@@ -239,7 +240,8 @@ class QuoteIndex:
         return out, uncertain
 
     def find(self, last: array[int], state: QuoteState, namespace: bytes, min_rate: float = MIN_RATE) -> Quote | None:
-        """Find what a text that ends with the tokens `last` may quote from its prompt; None: no rule matches."""
+        """Find the quote from its prompt with which a text may continue after the tokens `last`; None: no rule
+        matches."""
         for n in (N_KEY, N_KEY - 1):
             rules = self._rules.get((namespace, last[-n:].tobytes()))
             if rules is None or not rules.is_worth(min_rate):

@@ -7,8 +7,8 @@ MEMORY = 0.99  # factor by which older steps fade with each new one: a memory of
 SURPRISE = 2.0
 """A step that took longer than this multiple of the expected time was held up, and counts as this multiple."""
 UPWARDS = 0.2
-"""Weight of a step that took longer than expected; one that took less has weight 1. So the fit is a lower curve: other
-processes can only make a step slower."""
+"""Weight of a step that took longer than expected; one that took less has weight 1. So the fit follows the fast steps:
+other processes can only make a step slower."""
 WARM, SELDOM = 64, 4  # after WARM steps, only every SELDOM-th step without extra rows is used: a note takes 4 us
 
 

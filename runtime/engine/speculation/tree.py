@@ -51,7 +51,7 @@ class _Reader:
         self.number, self.first, self.salts, self.quotes = number, first, salts, quotes
         self.n_indexed = first
         self.source: array[int] | None = None
-        self.uncertain: list[int] = []  # tokens of the source, if it was made of quotes
+        self.uncertain: list[int] = []  # indexes of uncertain tokens in the source, if it was made of quotes
         self.at = self.kind = self.n_seen = 0  # position in the source, when the request had n_seen tokens
 
 
@@ -168,8 +168,8 @@ class TreeDrafter(Drafter):
         self._pieces, self._n_pending = [], 0
 
     def _find(self, request: Request, reader: _Reader) -> tuple[array[int] | None, int, int]:
-        """Find a text to copy from. Returns the text, the position in it of what may come next, and the kind of the
-        match; (None, 0, 0): there is none."""
+        """Find a text to copy from. Returns the text, the position in it of the token that may come next, and the kind
+        of the match; (None, 0, 0): there is none."""
         ids, n = request.ids, len(request.ids)
         for kind, number in enumerate(self._index.find(ids, *reader.salts)):
             text = self._texts.get(number >> _N_BITS)

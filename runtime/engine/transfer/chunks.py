@@ -20,7 +20,7 @@ from banyan.runtime.engine.transfer.transport import Buffer, ThreadRead, Transfe
 
 CHUNK = 1 << 20
 AHEAD = 4
-"""Chunks that a reader asks for before they arrive."""
+"""Chunks that a reader has requested and not received, at most."""
 _ASKED = struct.Struct("=16sQQQ")  # name and number of a buffer; offset and length
 _HANDSHAKE = 4096  # bytes of a message beyond its content; CURVE's own are below 1 KiB
 _POLL_MS = 500
@@ -29,7 +29,7 @@ _LOST_MS = 5000  # a peer that does not answer for so long counts as gone
 
 
 class Chunks:
-    """The transport. wake: an eventfd that becomes readable when a read has ended."""
+    """The transport over ZeroMQ. wake: an eventfd that becomes readable when a read has ended."""
 
     def __init__(self, host: str) -> None:
         """host: the name or address under which other engines reach this machine."""
@@ -152,7 +152,7 @@ class _ChunkRead(ThreadRead):
             asked, crc, chunk = socket.recv_multipart()
             offset, length = _ASKED.unpack(asked)[2:]
             if waiting.pop(offset, None) != asked:
-                raise TransferFailed(f"{self._address} sent what was not asked for")
+                raise TransferFailed(f"{self._address} sent a chunk that was not requested")
             if len(chunk) != length:
                 raise TransferFailed("the other engine does not have the pages any more")
             if crc32(chunk).to_bytes(4, "little") != crc:

@@ -289,7 +289,7 @@ class KVExchange:
 
     def _import_piece(self, one: _Importing, n: int) -> None:
         if not one.lease.is_open:
-            raise TransferFailed("the pages that it was to fill were withdrawn")
+            raise TransferFailed("the pages claimed for the pull were withdrawn")
         if one.memory is None:
             if (found := one.read.poll()) is None:
                 return
@@ -311,7 +311,8 @@ class KVExchange:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def without_own(self, step: Step, failed: list[Failed]) -> Step:
-        """Take the requests that compute what is exported out of a step's report, and continue their exports."""
+        """Remove the requests that compute prefixes for exports from a step's report and from `failed`. Continues or
+        fails these exports."""
         own = [finish for finish in step.finished if finish.rid >= FIRST_RID]
         for failure in [one for one in failed if one.program >= FIRST_RID]:
             failed.remove(failure)

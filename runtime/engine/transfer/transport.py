@@ -127,14 +127,16 @@ class TransferRead(Protocol):
         """Return the bytes, or None while they are on their way. TransferFailed: they will not arrive."""
 
     def confirm(self) -> None:
-        """Called after the bytes were used. TransferFailed: they were overwritten meanwhile."""
+        """Check, after the bytes were used, that they were the exported ones. TransferFailed: they were overwritten
+        meanwhile."""
 
     def close(self) -> None:
         """Stop reading. Idempotent."""
 
 
 class ThreadRead:
-    """A TransferRead that copies a peer's buffer, on a thread of its own. Subclasses have `_fetch` and `_release`."""
+    """A TransferRead that copies a peer's buffer, on a thread of its own. Subclasses define `_fetch`, and `_release` if
+    the memory must be given back."""
 
     def __init__(self, memory: memoryview, wake: int, name: str) -> None:
         """memory: where the bytes go. wake: an eventfd that is written when the read has ended. name: of the thread,
@@ -173,19 +175,19 @@ class ThreadRead:
         os.eventfd_write(self._wake, 1)
 
     def _fetch(self) -> None:
-        """Fill the memory, and check it; or return early once `_is_closed` is set. TransferFailed: it did not
+        """Fill the memory and check it; return early once `_is_closed` is set. TransferFailed: the bytes did not
         arrive."""
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Called once, when the read has both ended and been closed: its memory is not used any more."""
+        """Give the memory back. Called once, after the read has both ended and been closed."""
 
 
 class Transport(Protocol):
-    """One way between engines."""
+    """One way to move pages between engines."""
 
     def describe(self, buffer: Buffer) -> str:
-        """Where peers find the present content of a buffer; "": they cannot read it in this way."""
+        """Where peers find the present content of a buffer; "": they cannot read it over this transport."""
 
     def read(self, place: str, n_bytes: int) -> TransferRead | None:
         """Begin to read the content that a peer described as `place`. None: this transport cannot reach that place.
