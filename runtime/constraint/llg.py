@@ -72,7 +72,7 @@ class LlgGuide(Guide):
 
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._ends = matcher, eos
-        self._path: list[int] = []  # accepted tokens, and after them those that were rolled back last
+        self._path: list[int] = []  # accepted tokens, then the tokens of the last rollback
         self._at = 0  # tokens of the path that are accepted now
         self._n_in = 0  # tokens of the path that the matcher has consumed
         self._forced: dict[int, list[int]] = {}  # position -> forced tokens there

@@ -43,7 +43,7 @@ STACK_BYTES = 64 << 20  # stack of a compiling thread: a deep schema is compiled
 
 
 class Masks(NamedTuple):
-    """masks: int32 [n_masks, n_words]. which: int32 [n_rows], the mask of each row, -1 for none."""
+    """The masks of a step. masks: int32 [n_masks, n_words]. which: int32 [n_rows], the mask of each row, -1: none."""
 
     masks: Tensor
     which: Tensor

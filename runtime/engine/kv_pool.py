@@ -239,7 +239,7 @@ def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype
         )
     if HALVES in found and spec.head_dim % 16:
         raise ConfigError(
-            f"kv_dtype is {kv_dtype}, but heads of {spec.head_dim} are not divisible into groups of 16; use "
+            f"kv_dtype is {kv_dtype}, but the model's head dimension {spec.head_dim} is not a multiple of 16; use "
             "kv_dtype='int8'"
         )
     return found

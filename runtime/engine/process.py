@@ -222,7 +222,7 @@ class ServerLink:
                 case Run():
                     self._waiting.setdefault(order.client, {})[order.rid] = order
                 case Abort(rid=rid) if any(runs.pop(rid, None) for runs in self._waiting.values()):
-                    # The server, or its host, counts a request until its Finish.
+                    # The server, or its host, counts a request as running until its Finish.
                     self.send([Step(finished=(Finish(rid, "abort"),))])
                 case Ask(what="unload_adapter"):  # after the requests that it concerns
                     yield from self._take_turns()

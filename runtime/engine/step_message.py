@@ -80,8 +80,8 @@ class Reader:
 
 
 class StepMessage(NamedTuple):
-    """numbers: the token ids of all rows, and then the rows whose logits are needed, int64; None: they are broadcast
-    between the devices."""
+    """The batch of a step, as another rank reads it. numbers: the token ids of all rows, then the rows whose logits are
+    needed, int64; None: they are broadcast between the devices."""
 
     ragged: Ragged
     n_rows: int
@@ -90,7 +90,8 @@ class StepMessage(NamedTuple):
 
 
 def pack(changes: Ints, ragged: Ragged, n_wanted: int, numbers: Sequence[np.ndarray]) -> Ints:
-    """numbers: `StepMessage.numbers`, as parts to be joined; () if they are broadcast between the devices."""
+    """Make the buffer of a step. numbers: the parts of `StepMessage.numbers`; (): they are broadcast between the
+    devices."""
     parts = [changes, np.array((n_wanted, bool(numbers))), *_pack_ragged(ragged), *numbers]
     n = sum(map(len, parts))
     return np.concatenate([np.array((n,)), *parts], dtype=np.int32, casting="same_kind")

@@ -230,7 +230,7 @@ class _SchemaWriter:
             values = asked.get("enum", [asked.get("const")])
             allowed = [one for one in values if isinstance(one, str) and asked.get("const", one) == one]
             count = max(rest.get("minProperties", 0), rest.get("maxProperties", 0))
-            if count > 1 and "properties" not in rest:  # `_counts` finds them there; up to 1, the compiler counts
+            if count > 1 and "properties" not in rest:  # where `_counts` finds the names; the compiler can count to 1
                 rest["properties"] = dict.fromkeys(allowed, rest.get("additionalProperties", True))
                 rest["additionalProperties"] = False
                 return []

@@ -22,7 +22,7 @@ FIRST_ROWS = 16.0  # initial estimate of `StepTime.free_rows`
 
 
 class AdmittedProgram:
-    """A program that has run. shared: the prefix that was in the tree before the program came: its length in tokens,
+    """A program whose first request has started. shared: the prefix that was in the tree before: its length in tokens,
     whole pages only, and its hash. n_own: tokens beyond that prefix that the program's texts take in the tree."""
 
     def __init__(self, rank: tuple[float, ...], shared: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""The queue of waiting requests: which one starts next. No torch, no clock, no chance.
+"""The queue of waiting requests: which one starts next. Uses no torch, no clock and no randomness.
 
 `Config.schedule` names one of four orders:
 
@@ -99,7 +99,7 @@ class _ClientQueue:
     def __init__(self, account: ServiceAccount) -> None:
         self.account = account
         self.programs: dict[int, _ProgramQueue] = {}
-        # a heap; an entry's place may be outdated, a program may have several, and some programs no longer wait
+        # A heap. An entry's place may be outdated, or its program no longer waits; a program may have several entries.
         self.heap: list[tuple[_Place, int, _ProgramQueue]] = []
 
 

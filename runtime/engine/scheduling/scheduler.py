@@ -1,5 +1,5 @@
-"""Decides how many tokens of each request the next step computes. No torch, no clock, no chance: the same messages
-give the same plans.
+"""Decides how many tokens of each request the next step computes. Uses no torch, no clock and no randomness: the same
+messages give the same plans.
 
 A plan first gives each decode its token, then gives chunks of prompts what is left of the token budget, then starts
 waiting requests with the rest. A request whose prefix is being computed by another one right now waits until that
@@ -113,7 +113,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}  # rid -> request; all that have not ended
         self.waiting = Queue(schedule, self._n_matched)
         self.running: list[Request] = []  # by rank; exactly those that hold a lease
-        self.following: list[Request] = []  # until the next plan: another request computes their prefix in this step
+        self.following: list[Request] = []  # wait for the next plan: another request computes their prefix in this step
         self.lacking: dict[Request, set[bytes]] = {}  # waiting request -> digests of the images that it lacks
         self._find_image = find_image
         self._asked: set[bytes] = set()  # images that the server was asked for, but has not sent yet
@@ -621,7 +621,7 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason, stop_id: int = -1) -> None:
         self._keep_last_state(request)
         self._end(request)
-        self._report.tokens(request)  # a forced start of a request that ends before its prefill
+        self._report.tokens(request)  # forced tokens of a request that ends before its prefill
         if reason != "abort" and request.sampling.max_tokens:
             self.lengths.note(request.sampling.max_tokens, request.n_out)
         drafts = self.drafting.end(request)

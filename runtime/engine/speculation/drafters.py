@@ -47,8 +47,8 @@ def find(config: Config, large: Path) -> DraftSource | None:
         n, known = config.draft_model.removeprefix(EARLY_EXIT), spec.read_spec(large)
         if not (n.isascii() and n.isdigit() and 0 < int(n) < known.n_layers):
             raise ConfigError(
-                f"draft_model {config.draft_model} must be {EARLY_EXIT}N, with N of the first layers of "
-                f"{config.model}, from 1 to {known.n_layers - 1}"
+                f"draft_model {config.draft_model} must be {EARLY_EXIT}N, to run the first N layers of {config.model}; "
+                f"N is from 1 to {known.n_layers - 1}"
             )
         return DraftSource(large, "early exit", 0, 0, int(n))
     path = spec.resolve(config.draft_model)

@@ -108,7 +108,7 @@ class ModelDrafter(Drafter):
             if own == len(ids) or ids[own] != token:
                 break
             own += 1
-        i = len(text.digests) - 1  # pages before it are right, and have been held since
+        i = len(text.digests) - 1  # the KV of all pages before it is known to be right
         valid = i * page
         while valid < len(ids) - 1 and i < len(pages):
             end = valid + page

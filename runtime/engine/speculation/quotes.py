@@ -224,7 +224,7 @@ class QuoteIndex:
             uncertain.append(len(out) + quote.n_lead)
             out.extend(quote.tokens)
             n_in += guide.accept(quote.tokens)
-            del out[n_in:]  # a number's constraint accepts the digits and no word after them
+            del out[n_in:]  # for example, a number's constraint accepts the digits of a quote, but not the word after
             if n_in <= uncertain[-1]:
                 del uncertain[-1]
                 break

@@ -99,7 +99,7 @@ def test_fit_is_int8_where_dtype_holds_too_few_contexts(max_running: int, kv_dty
 
 
 def test_heads_that_are_no_groups_are_refused(tiny_model: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match="heads of 24 are not divisible into groups of 16; use kv_dtype='int8'"):
+    with pytest.raises(ConfigError, match="head dimension 24 is not a multiple of 16; use kv_dtype='int8'"):
         bn.size(str(tiny_model("qwen3")), "1GB", device="cpu", kv_dtype="k8v4")
 
 

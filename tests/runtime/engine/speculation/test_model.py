@@ -283,7 +283,7 @@ def test_pages_that_cannot_move_for_a_draft_end_the_engine(fake: ModuleType, lar
 
 def test_first_layers_that_cannot_draft_are_refused(tiny_model: Callable[..., Path]) -> None:
     for n in ("0", "2", "-1", "x", ""):
-        with pytest.raises(ConfigError, match=r"must be layers:N, with N of the first layers of .*, from 1 to 1"):
+        with pytest.raises(ConfigError, match=r"must be layers:N, to run the first N layers of .*; N is from 1 to 1"):
             build(configs.make(model=str(tiny_model("llama")), device="cpu", draft_model=f"layers:{n}"))
     with pytest.raises(Unsupported, match=r"layers:1 runs single layers; gemma2 runs in transformers' own code"):
         build(configs.make(model=str(tiny_model("gemma2")), device="cpu", kv_memory="4MB", draft_model="layers:1"))
