@@ -1,4 +1,4 @@
-"""The adapters that are loaded, by digest."""
+"""The loaded LoRA adapters, by digest."""
 
 from __future__ import annotations
 

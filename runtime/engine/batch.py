@@ -1,4 +1,4 @@
-"""Builds the tensors of one step from a plan, which is ints."""
+"""Builds the tensors of one step from its `Plan`."""
 
 from __future__ import annotations
 

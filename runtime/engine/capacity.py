@@ -80,7 +80,7 @@ def _n_fitting(config: Config, model: ModelFacts, placement: ModelPlacement, bud
 
 def fit(config: Config, hardware: Hardware, spec: ModelSpec, placement: ModelPlacement, source: DraftSource | None,
         weight_bytes: int) -> Config:  # fmt: skip
-    """Replace kv_dtype "fit" in the configuration by the dtype to use."""
+    """Replace kv_dtype "fit" in the configuration by "auto" if enough full contexts fit into memory, else by "int8"."""
     if config.kv_dtype != "fit":
         return config
     plain = msgspec.structs.replace(config, kv_dtype="auto")

@@ -51,7 +51,8 @@ def check_determinism(runner: ModelRunner, max_tokens: int) -> None:
 def _step(
     runner: ModelRunner, parts: Sequence[_Part], counts: Sequence[int], wanted: Sequence[int] | None = None
 ) -> Tensor:
-    """Logits [len(counts), vocab]; entry i is for row counts[i] - 1 of the step. wanted: see `ragged`."""
+    """Compute the parts in one step. Returns logits [len(counts), vocab]; entry i is for row counts[i] - 1 of the step.
+    wanted: see `ragged`."""
     store = runner.store
     at = torch.cat([torch.arange(first, end) for _, first, end in parts])
     ids = at * 7919 % runner.model.spec.vocab_size

@@ -60,8 +60,8 @@ class Guided(NamedTuple):
 
 
 class LapTimer:
-    """CPU seconds of this thread between laps, accurate to SLOW / 4. The CPU clock is a system call, at which a busy
-    machine tends to switch processes, so it is read only when enough time has passed on the wall clock."""
+    """Measures the CPU seconds of this thread between laps, accurate to SLOW / 4. Reading the CPU clock is a system
+    call, at which a busy machine tends to switch processes, so it is read only when enough wall time has passed."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
@@ -77,7 +77,8 @@ class LapTimer:
 
 
 class Guides:
-    """All constraints of an engine. `wake` is an eventfd that becomes readable when a Run becomes ready."""
+    """The constraints of an engine and their masks. `wake` is an eventfd that becomes readable when a compilation
+    ends."""
 
     def __init__(
         self, n_vocab: int, device: torch.device, note_compiling: Callable[[list[int]], None] = lambda rids: None
@@ -262,7 +263,7 @@ class Guides:
         return Masks(to_device(np.stack(out), self._device), to_device(np.array(which, np.int32), self._device))
 
     def _gives_up(self, request: Request | DraftPosition, slow: dict[int, int]) -> bool:
-        """Count a slow mask. After too many in a row the request's guide gives up."""
+        """Count a slow mask. After too many in a row, make the request's guide give up. Returns whether it did."""
         slow[request.rid] = n = self._n_slow.get(request.rid, 0) + 1
         if n < PATIENCE:
             return False
@@ -272,7 +273,8 @@ class Guides:
 
 
 def _guided(run: Run, compiled: CompiledConstraint, vocabulary: Vocabulary) -> Guided:
-    """A Run with its guide, which has accepted what a previous engine generated."""
+    """A Run with its guide, which has accepted what a previous engine generated; with an error if the guide rejects
+    it."""
     guide = compiled.guide()
     done = array("i", run.ids)[len(run.ids) // 4 - run.n_done :]
     if guide.accept(done) < len(done):

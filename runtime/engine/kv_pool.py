@@ -192,7 +192,7 @@ class KVPool:
             at += _aligned(n_pages * size)
 
     def _places(self) -> Iterator[tuple[Tensor, slice]]:
-        """Each pool, and the range of its part in a page's bytes."""
+        """Each pool, and the range of its part in the bytes of a host page."""
         at = 0
         for pool in self._pools:
             end = at + pool[0].numel() * pool.element_size()

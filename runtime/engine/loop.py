@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from banyan.runtime.model.recurrent import StatePool
 
 WALKS, SHORT_WALK = 20.0, 1.0
-"""If a question took t seconds to walk the tree, its answer is reused for WALKS * t - SHORT_WALK seconds: not at all if
-the tree is small, and for 10 s if it has 100,000 nodes."""
+"""An answer for which walking the tree took t seconds is reused for WALKS * t - SHORT_WALK seconds: not at all if the
+tree is small, and for 10 s if it has 100,000 nodes."""
 
 
 STATES_PER_REQUEST = 4
@@ -244,12 +244,12 @@ class EngineLoop:
                 link.send(self.exchange.work(2 * now - before))
 
     def step(self) -> wire.Step:
-        """Compute one step. Requests that it failed are in `failed`."""
+        """Compute one step and return its report. Requests that fail are added to `failed`."""
         return self.complete(self.sample(self.launch()))
 
     def advance(self, ahead: InFlightStep | None) -> tuple[InFlightStep | None, InFlightStep | None]:
-        """Sample the step that was launched ahead, or one that is launched now, and launch the next one ahead of its
-        completion. Returns both; None: there is no step."""
+        """Sample the step `ahead`; None: launch a step and sample it. Then launch the next step before this one is
+        complete. Returns both; None: there is no such step."""
         step = self.sample(ahead or self.launch())
         return step, self.launch(step) if self.plans_ahead and step is not None else None
 
@@ -417,8 +417,8 @@ class EngineLoop:
                 self.scheduler.take(order)
 
     def _answer_by_walk(self, ask: wire.Ask) -> wire.Answer:
-        """The answer to a question that walks the whole tree between two steps. If that took long, the same answer is
-        given for a while."""
+        """Answer a question by walking the whole tree between two steps. If that took long, the answer is reused for a
+        while."""
         start = self.clock()
         until, answer = self._walks.get(ask.what, (start, None))
         if answer is None or start >= until:
@@ -440,7 +440,7 @@ class EngineLoop:
             self.adapters.free({run.adapter for run in runs})
 
     def answer(self, ask: wire.Ask) -> wire.Answer:
-        """See `Ask` for the questions."""
+        """Answer a question; `Ask` lists them."""
         result: object = {}
         match ask.what:
             case "check":

@@ -28,8 +28,8 @@ from banyan.runtime.model.size import tensors_of
 
 
 def main(fd: int) -> int:
-    """Returns 0 when rank 0 has ended; 1 when this rank could not load its part of the model or allocate its KV pool,
-    which it reports."""
+    """Run a rank. Returns 0 when rank 0 has ended; 1 when this rank could not load its part of the model or allocate
+    its KV pool, which it reports."""
     gc.disable()  # garbage collection is off until `settle`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()

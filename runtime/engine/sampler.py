@@ -102,7 +102,7 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 def _completion(like: Tensor) -> Callable[[], object]:
-    """A function that waits for all work submitted so far to the tensor's device, and for no more."""
+    """Returns a function that waits for all work submitted so far to the tensor's device, but not for later work."""
     if not like.is_cuda:
         return lambda: None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]

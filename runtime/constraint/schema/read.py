@@ -313,7 +313,7 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(key: str, value: Any, path: str) -> dict[str, Any]:
-    """Checks a keyword without subschemas. Returns {} if it restricts nothing."""
+    """Checks a keyword without subschemas. Returns its normal form, {} if it restricts nothing."""
     if key in COUNTS:
         if key.startswith("min") and value > LEAST:
             raise ConstraintUnsatisfiable(

@@ -32,8 +32,8 @@ class AdmittedProgram:
         self._text_lengths: dict[int, int] = {}  # state -> its tokens that are counted in n_own or in shared
 
     def grow(self, request: Request, n_cached: int) -> None:
-        """Count the text of the request's state up to its present end. n_cached: if the state is new, how many of its
-        tokens other states already have."""
+        """Add to n_own the tokens that the request's text has gained. n_cached: how many of its tokens were in the
+        tree, if its program state is new."""
         order = request.run.order
         state = order[1] if len(order) > 1 else 0
         self.n_own += request.n_total - self._text_lengths.get(state, n_cached)
@@ -55,8 +55,8 @@ class AdmissionControl:
         return len(self._by_rank)
 
     def start(self, request: Request, n_cached: int, now: float) -> None:
-        """Record that the request starts to run. Admits its program if that is new. A request of no program does not
-        count: nothing follows it."""
+        """Record that the request starts to run. Admits its program if that is new. A request without a program does
+        not count: no other request follows it."""
         if request.serial < 0:
             return
         program = self._programs.get(_key(request))

@@ -65,8 +65,9 @@ class Growth(NamedTuple):
 
 
 def peak(requests: Collection[Growth], page: int, enough: int = 0) -> int:
-    """The most pages that the requests will claim beyond those that ended requests have returned by then. Just before a
-    request with t tokens left ends, all requests that have not ended have grown by t tokens.
+    """The most pages that the requests will need at one time: pages that they claim, less pages that ended requests
+    have returned. Just before a request with t tokens left ends, all requests that have not ended have grown by t
+    tokens.
 
     enough: if an upper bound on the peak is at most this many pages, the bound is returned, which takes less time. It
     assumes that no request returns pages."""

@@ -168,7 +168,7 @@ class ProgramOrder(QueueOrder):
             del self._priorities[run.priority]
 
     def _compact(self, client: _ClientQueue) -> None:
-        """Rebuild the heap if most of its entries are of no use."""
+        """Rebuild the heap if most of its entries are outdated."""
         if len(client.heap) > 64 + 2 * len(client.programs):
             client.heap = [(p.place, next(self._numbers), p) for p in client.programs.values()]
             heapify(client.heap)
@@ -190,8 +190,9 @@ class ProgramOrder(QueueOrder):
 
 
 class PrefixOrder(QueueOrder):
-    """The longest prefix in the tree first. Each request is matched once. When a prompt is published, its neighbors in
-    sorted order are updated. An eviction is noticed when a request that needs the evicted prefix comes first."""
+    """The longest prefix in the tree first. A request is matched with the tree when it is added. When a prompt is
+    published, its neighbors in sorted order are updated. An eviction is noticed when a request that needs the evicted
+    prefix comes first."""
 
     def __init__(self, n_matched: Callable[[Request], int]) -> None:
         self._n_matched = n_matched

@@ -123,8 +123,8 @@ class Request:
 
     @property
     def n_reusable(self) -> int:
-        """The longest prefix that may come from the tree. The last token is always computed, because its row samples
-        the next one. The token before one whose logprob is still to be scored is computed too."""
+        """The most tokens that may come from the tree. The last token is always computed, because its row samples the
+        next one. If prompt tokens remain to be scored, the token before the first of them is computed too."""
         n_scored = self.run.score_from + len(self.scores)
         return n_scored - 1 if 0 < n_scored < self.n_prompt else len(self.ids) - 1
 

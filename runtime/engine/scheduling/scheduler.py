@@ -43,8 +43,8 @@ MAX_ASKING = 4
 """How many waiting requests ask for their images at a time."""
 
 BESIDE = 0.75
-"""What the rows of one client may cost in a step with decodes of another client, as a share of the step's fixed
-cost."""
+"""The most that the rows of one client may cost in a step with decodes of another client, as a share of the step's
+fixed cost."""
 
 _rank = attrgetter("key")
 
@@ -96,7 +96,7 @@ class PromptRows:
 
 
 class Scheduler:
-    """`take` orders, `plan` a step, `commit` its result, `report` it. Nothing else changes a request."""
+    """`take` orders, `plan` a step, `commit` its result, `report` it. Nothing but the scheduler changes a request."""
 
     def __init__(
         self, cache: Cache, limits: EngineLimits, schedule: Schedule = "dfs", drafting: DepthController | None = None,
@@ -141,8 +141,9 @@ class Scheduler:
     def take(
         self, order: Run | Abort | ProgramEnded, guide: Guide | None = None, end_ids: tuple[int, ...] = ()
     ) -> None:
-        """Queue or drop a request. Unknown rids belong to requests that have ended. A Run that cannot be served is
-        Failed in the next report. A Run with a constraint comes with its guide; see `Request` for `end_ids`."""
+        """Queue a Run, abort a request, or note that a program has ended. Unknown rids belong to requests that have
+        ended. A Run that cannot be served is Failed in the next report. A Run with a constraint comes with its guide;
+        see `Request` for `end_ids`."""
         if isinstance(order, ProgramEnded):
             if self.waiting.end_program(order.client, order.program) and self.admission is not None:
                 self.admission.end_program(order.client, order.program)
@@ -476,8 +477,8 @@ class Scheduler:
         return self.cache.n_usable(request.ids.tobytes(), request.run.namespace, request.n_reusable)
 
     def _is_being_computed(self, request: Request, n_cached: int) -> bool:
-        """Whether this step computes more of the request's prefix than the tree has. Then the request waits one step.
-        One is enough, because requests start only in a step in which every running request ends its prefill."""
+        """Whether a running request is computing more of this request's prefix than the tree has. Then this request
+        waits for the next plan."""
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
         if (found := self.cache.in_flight.find(request.run.ids, request.run.namespace)) is None:
@@ -493,7 +494,7 @@ class Scheduler:
     # ---- commit ----------------------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, result: Result) -> None:
-        """Apply a plan's result. Tokens and counts change here and nowhere else."""
+        """Apply a plan's result. Only this method appends sampled tokens and counts computed ones."""
         self.counts["steps"] += 1
         self.counts["steps_ahead"] += plan.is_ahead
         ids, n_computed = iter(result.ids), 0

@@ -360,7 +360,7 @@ class DepthController:
     # ---- commit ----------------------------------------------------------------------------------------------------
 
     def judge(self, request: Request, sampled: Sequence[int], path: Sequence[int]) -> None:
-        """Update the acceptance rates: compare the proposals for a request with the sampled tokens. `sampled` and
+        """Compare the proposals for a request with the sampled tokens, and update the acceptance rates. `sampled` and
         `path` come from `accept_path`."""
         history = self.proposed.pop(request.rid, None)
         if history is None:

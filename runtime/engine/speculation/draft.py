@@ -35,9 +35,9 @@ class PagesLost(Exception):
 
 
 class Drafter:
-    """Proposes continuations of outputs. cost: for a drafter that runs a model, the seconds of one pass, by the numbers
-    of requests and of rows that it must catch up with; such a drafter is asked only when that pays. None: a proposal
-    costs next to nothing."""
+    """Proposes continuations of outputs. cost: for a drafter that runs a model, the seconds of one pass as a function
+    of the numbers of requests and of rows to catch up with; such a drafter is asked only when that pays. None: a
+    proposal costs next to nothing."""
 
     name: str
     n_kinds: int
@@ -134,8 +134,8 @@ def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]
 
 
 def slot_moves(request: Request, parents: Sequence[int], path: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """For each accepted token that was computed in another slot than its final one: the source slots and the
-    destination slots; slots of windowed layers as ~slot. The KV must be moved before the tokens are published."""
+    """The moves of KV for accepted tokens that were not computed in their final slots: (source slots, destination
+    slots); slots of windowed layers as ~slot. The KV must be moved before the next step."""
     if not parents or path == list(range(len(path))):
         return []
     end = request.n_total

@@ -32,8 +32,8 @@ class NgramIndex:
     """Maps n-grams of some lengths to the number that was last put for them, separately for each salt."""
 
     def __init__(self, orders: Sequence[int], size: int) -> None:
-        """orders: the lengths, the longest first. size: entries of 8 bytes; the system claims a page of memory when it
-        is first written."""
+        """orders: the lengths, the longest first. size: number of entries, of 8 bytes each. The operating system
+        allocates their memory when they are first written."""
         self.orders = tuple(orders)
         # The hash is the top bits of a polynomial in salt and tokens modulo 2^64.
         powers = [_FACTOR * pow(_STRIDE, k, 1 << 64) & _WORD for k in range(self.orders[0] + 1)]

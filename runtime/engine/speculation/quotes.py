@@ -261,8 +261,9 @@ class QuoteIndex:
 
 
 def _best_match(rules: Sequence[_QuoteRule], prompt: str) -> tuple[_QuoteRule, int, int] | None:
-    """Choose a rule. Returns it, and the start and end of what it quotes. Of the shared rules with enough weight, the
-    one that matches last in the prompt is chosen; otherwise the first rule that matches."""
+    """Choose the rule to apply. Returns it, and the start and end of what it quotes; None: no rule matches. Of the
+    shared rules with enough weight, the one that matches last in the prompt is chosen; if none of these matches, the
+    first rule that does."""
     best = None
     for rule in rules:
         if best is not None and (not rule.is_shared or rule.weight < 2):

@@ -48,7 +48,7 @@ from banyan.runtime.protocol.wire import (
 PIECE = 4 << 20
 """Bytes that are copied at once: less than 1 ms."""
 FIRST_RID = 1 << 62
-"""The numbers of requests that compute what is exported start here. Numbers that the server gives are lower."""
+"""The rids of requests that compute prefixes for exports start here. The server's own rids are lower."""
 
 
 class RunsRequests(Protocol):

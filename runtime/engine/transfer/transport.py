@@ -1,7 +1,7 @@
 """Moving the bytes of pages from one engine to another: the interface of a transport, and shared memory on one host.
 
 An engine copies pages into a buffer, and tells with `describe` where the buffer is. Its memory is registered once and
-used again: faulting in 112 MiB of new memory takes 100 ms of CPU, and a copy takes only 15. So a buffer may be filled
+used again: faulting in 112 MiB of new memory takes 100 ms of CPU, and a copy only 15 ms. So a buffer may be filled
 with other pages while a peer still reads it. To detect that, the owner changes a number at the buffer's start before it
 writes, and a reader compares the number after it has read (a seqlock).
 """
