@@ -11,24 +11,24 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADERS = 64 << 10
-"""Most bytes of a request's line and headers."""
+"""The most bytes of a request's line and headers."""
 HEADER_SECONDS = 20.0
-"""Seconds within which they must arrive after the first byte, and within which the first byte of a new connection
-must."""
+"""Seconds within which a request's line and headers must arrive. They count from its first byte, on a new connection
+from the connection's start."""
 WRITE_SECONDS = 300.0
 """Seconds after which a client that reads nothing loses its connection."""
 
 
 class Connection(HttpToolsProtocol):
     """One connection. A client that sends endless or slow headers loses it. A request that comes before the response to
-    the last one (pipelining) is dropped, and that response is the last."""
+    the last one (pipelining) is dropped, and the connection ends with that response."""
 
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _n_header_bytes = 0  # bytes that arrived before the headers were complete
     _n_parsed = 0  # how many of these bytes are in complete lines
     _is_reading_headers = True
-    _is_deaf = False  # whether nothing more is read
+    _is_deaf = False  # whether everything that arrives is dropped
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("The headers are too long.")
 
     def on_message_begin(self) -> None:
-        # uvicorn would stop reading until the response is complete, and so notice no hang-up.
+        # uvicorn would stop reading until the response is complete, and would not notice if the client hangs up.
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive, self._is_deaf = False, True
             self._disarm()
@@ -112,14 +112,16 @@ class Connection(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self._check_reader, self._n_unread())
 
     def _check_reader(self, n_before: int) -> None:
-        """Nothing is added while writing is paused, so there is less only if the client has read."""
+        """Close the connection if the client has read nothing since the last check. Nothing is added while writing is
+        paused, so a client that has read leaves fewer bytes."""
         if self._n_unread() < n_before:
             self._wait_for_reader()
         else:
             self.transport.abort()
 
     def _n_unread(self) -> int:
-        """Bytes that wait for the client here and in the kernel, whose buffer takes new ones in large steps only."""
+        """The bytes that wait for the client, here and in the kernel. Both are counted, because the kernel takes new
+        bytes only in large steps, however steadily the client reads."""
         number = self.transport.get_extra_info("socket").fileno()
         in_kernel = fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4))
         return self.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)

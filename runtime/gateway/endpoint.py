@@ -170,7 +170,8 @@ class _Response:
         await self._body(reply.body, more=False)
 
     async def stream(self, reply: EventReply) -> None:
-        """Sends the headers with the first events, so that an error before the first event can have its own status."""
+        """Send a stream. The headers are sent with the first events, so that an error before them can have its own
+        status."""
         try:
             first = await anext(reply.events, b"")
             await self._begin(200, reply.kind, {"cache-control": "no-cache", **reply.headers})

@@ -42,8 +42,8 @@ _STATUSES: dict[int, tuple[type[BanyanError], ...]] = {
     504: (DeadlineExceeded,),
     503: (Cancelled, RuntimeLost),
 }
-"""(class of errors, status): the first entry that matches decides. All other errors are 500. Clients send a request
-again after any status from 500 on, so one that ends engines gets 400."""
+"""Status -> classes of errors. The first entry that matches decides; all other errors are 500. Clients send a request
+again after any status from 500 on, so a request that ends engines gets 400."""
 
 
 class HTTPError(Exception):

@@ -62,7 +62,7 @@ class Gateway:
         BanyanError."""
         client = self._clients.get(tenant)
         if client is None or client.lost is not None:
-            async with self._connecting:  # a second request that waited finds the client of the first
+            async with self._connecting:  # for a second request that waited, `connect` returns the first one's client
                 address = self._clients[""].address
                 make = partial(connect, address.path, token=address.token, server_key=address.server_key)
                 client = self._clients[tenant] = await asyncio.to_thread(make, tenant=tenant)

@@ -31,7 +31,7 @@ def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
     """The mark that ends the reasoning, if the output begins inside the reasoning; else "". begun: the turn that the
     output continues, if the client began it."""
     marks, opened = chat.reasoning, chat.roles.get(ASSISTANT, ("", ""))[0]
-    if begun is not None:  # text after the start mark: the server, too, takes the output for the answer
+    if begun is not None:  # if text follows the start mark, the output counts as the answer, as on the server
         opened += "".join(part for part in contents(begun.content, "") if isinstance(part, str))
     return marks.end if marks is not None and opened.rstrip().endswith(marks.start) else ""
 
@@ -88,16 +88,16 @@ def template_kwargs(chat: wire.ChatMarkers, given: dict[str, Any] | None, effort
 
 
 def check_copies(gen: wire.Gen, n: int) -> None:
-    """Check that `n` outputs of `gen`, each sent with a copy of its options, take no more than a body may. HTTPError:
-    they take more."""
+    """Check that the messages for `n` outputs of `gen`, each with a copy of its options, take no more bytes than a body
+    may. HTTPError: they take more."""
     if n == 1:
         return
     try:
         n_bytes = n * len(wire.encode(gen))
     except (OverflowError, UnicodeEncodeError):
-        return  # the client refuses it, and says what is wrong
+        return  # the client will raise an error that says what is wrong
     if n_bytes > MAX_BODY:
-        text = f"the options of {n} outputs take {n_bytes} bytes; {MAX_BODY} are the most. Ask for fewer at once"
+        text = f"the options of {n} outputs take {n_bytes} bytes; at most {MAX_BODY} are allowed. Ask for fewer outputs"
         raise HTTPError(400, text, param="n")
 
 
@@ -111,7 +111,7 @@ def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
     for k, state in enumerate(children):
         seed = gen.sampling.seed
         if seed is not None:
-            seed = (seed + k + 2**63) % 2**64 - 2**63  # 64 bits, as the message has
+            seed = (seed + k + 2**63) % 2**64 - 2**63  # wraps to the 64 bits of the message's field
         sampling = replace(gen.sampling, seed=seed)
         ops.append(replace(gen, state=state, ref=gen.ref + k, sampling=sampling))
     return ops
@@ -126,7 +126,7 @@ def limits_of(
         raise HTTPError(400, f"cache_salt has more than {MAX_NAME} characters", param="cache_salt")
     if request.gateway.isolates_users:
         pair = [salt or "", next(filter(None, users), "")]
-        # a digest, so that no salt equals another pair, and a user may be long
+        # a digest, so that different pairs have different salts, and a user may be long
         salt = blake2b(msgspec.json.encode(pair), digest_size=32).hexdigest() if any(pair) else ""
     if not priority and not salt:
         return None

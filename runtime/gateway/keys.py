@@ -58,13 +58,13 @@ class Keys:
             if hmac.compare_digest(digest, known):
                 found = name
         if not found:
-            text = "the API key is wrong" if given else "this server wants an API key: Authorization: Bearer KEY"
+            text = "the API key is wrong" if given else "this server needs an API key: Authorization: Bearer KEY"
             raise HTTPError(401, text, code="invalid_api_key")
         return found
 
 
 def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None:
-    """If there are no keys, refuse a request that a browser sends for the page of another site. Raises HTTPError.
+    """Refuse a request that a browser sends for a page of another site. Raises HTTPError. Called if there are no keys.
 
     The header Host is checked because a site that points its own name at this machine (DNS rebinding) would be the same
     origin and could read the responses. The header Origin is checked because any page may send a POST, although it
@@ -76,7 +76,7 @@ def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None
         if host and name != "localhost" and not name.endswith(".localhost"):
             ipaddress.ip_address(name)
     except ValueError:
-        why = f"without API keys, no request to {host[:200]!r} is answered; use 127.0.0.1, or API keys"
+        why = f"without API keys, requests to {host[:200]!r} are refused; use 127.0.0.1, or API keys"
         raise HTTPError(403, why) from None
     origin = headers.get(b"origin", b"").decode("latin-1")
     if origin and origin.partition("://")[2] != host and not {origin, "*"} & set(origins):

@@ -1,4 +1,4 @@
-"""One HTTP request to the model: a program on the server, and its values as they arrive on the event loop."""
+"""Runs one HTTP request to the model as a program on the server, and brings its values to the event loop."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from banyan.runtime.gateway.keys import Keys
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0: asked to end, or the parent is gone. 1: it could not start; the reason goes to the ready pipe."""
+    """Run the process. Returns its exit code. 0: it was asked to end, or the parent is gone. 1: it could not start; the
+    reason goes to the ready pipe."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.gateway")
     parser.add_argument("--config", required=True, help="an HTTPConfig as JSON")
     parser.add_argument("--ready-fd", type=int, required=True, help="file descriptor for one line of JSON")

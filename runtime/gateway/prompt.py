@@ -72,7 +72,7 @@ class PromptWriter:
 
 
 def contents(content: str | list[ContentPart] | None, where: str) -> list[wire.Part]:
-    """The content of one message."""
+    """The parts of one message's content. where: its place in the body, for errors."""
     if content is None or isinstance(content, str):
         return [content] if content else []
     found: list[wire.Part] = []
@@ -90,5 +90,5 @@ def image(url: str, where: str) -> wire.Image:
         raise HTTPError(400, "an image must be a data URL, such as data:image/png;base64,...", param=where)
     try:
         return wire.Image(base64.b64decode(url[match.end() :], validate=True), match[1].lower())
-    except ValueError as e:  # binascii.Error is one; a text that is not ASCII raises another
+    except ValueError as e:  # binascii.Error is a subclass; text that is not ASCII raises ValueError itself
         raise HTTPError(400, f"the image is not valid base64: {e}", param=where) from None

@@ -19,7 +19,8 @@ _AS_THEY_ARE = (
 
 
 def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) -> wire.Sampling:
-    """The parameters of `body`, with those that it lacks from `defaults`. max_tokens: used if the body has none."""
+    """The parameters of `body`; those that it does not give come from `defaults`. max_tokens: used if the body gives
+    none."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
     if given.get("top_k") == 0:
         given["top_k"] = -1
@@ -56,7 +57,8 @@ def strings_of(given: str | list[str] | None, name: str) -> tuple[str, ...]:
 
 
 def schema_constraint(form: TextFormat | JSONFormat | SchemaFormat | None, after: str) -> wire.ConstraintSpec | None:
-    """The constraint that the output is JSON of a schema. after: as for `constraint_of`."""
+    """The constraint that the output is JSON that fits the schema of `form`; None: `form` asks for text. after: as for
+    `constraint_of`."""
     if form is None or isinstance(form, TextFormat):
         return None
     schema = {"type": "object"} if isinstance(form, JSONFormat) else form.json_schema.schema

@@ -41,15 +41,15 @@ class Layer(NamedTuple):
     gate_up: Linear  # hidden -> 2 intermediate
     down: Linear  # intermediate -> hidden
     window: int  # tokens that a token attends to, itself included; 0: all
-    first: int = 0  # tokens at the beginning of its text that a token attends to, in front of the window
+    first: int = 0  # attention sinks: first tokens of its text, which a token attends to besides the window
 
 
 class FeatureStore(NamedTuple):
-    """The hidden states of all slots, which a draft head reads. `Decoder.forward` writes those of its rows.
+    """Stores the hidden state of each slot for a draft head. `Decoder.forward` writes the hidden states of its rows.
 
     slots   [n_slots, hidden]
-    layers  counts of layers, ascending: `fuse` (len(layers) * hidden -> hidden) joins the residual streams after so
-            many layers; (): the hidden state is the output of the final norm
+    layers  numbers of layers, ascending. `fuse` (len(layers) * hidden -> hidden) joins the residual streams that the
+            decoder has after these numbers of layers; (): the hidden state is the output of the final norm
     """
 
     slots: Tensor
@@ -58,12 +58,12 @@ class FeatureStore(NamedTuple):
 
 
 MAX_KEPT = 1 << 15
-"""Positions whose rotations are kept: 16 MB with heads of 128."""
+"""The most positions whose cos and sin are kept. They take 16 MB with heads of 128."""
 
 
 class Rotations:
-    """Computes cos and sin of the angles by which rope rotates at a position, times the scale. On a CPU they are kept
-    by position: two calls into torch look them up, and eight compute them, which took 12 % of a decode step's Python.
+    """Computes cos and sin of the RoPE angles of positions, times the scale. On a CPU the results are kept by position:
+    a lookup takes two calls into torch, computing them takes eight (12 % of a decode step's Python).
     """
 
     def __init__(self, frequencies: Tensor, scale: float) -> None:
@@ -72,8 +72,8 @@ class Rotations:
         self._kept = torch.empty(0, len(frequencies)), torch.empty(0, len(frequencies))
 
     def __call__(self, positions: Tensor, kv_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns cos and sin, float32 [n_rows, n] each. kv_lens: see `Ragged`; every position is below the largest. It
-        is empty in a captured step, whose lengths are on the device only."""
+        """Returns cos and sin, float32 [n_rows, n] each. kv_lens: see `Ragged`; all positions are below its largest
+        number. It is empty in a step of a CUDA graph, whose lengths are on the device only."""
         end = max(kv_lens, default=0)
         if not positions.is_cpu or not 0 < end <= MAX_KEPT:
             return self._at(positions)
@@ -99,7 +99,7 @@ class Decoder:
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2]; factor on cos and sin
         self._rotations = Rotations(*rope)
-        # distance at which a row sees first tokens
+        # the position to which `_turn` moves queries that are farther from the first tokens
         self.farthest = layers[0].window + layers[0].first - 1 if layers[0].first else 0
         self.shard = shard
         self.features: FeatureStore | None = None  # set where a draft head needs them
@@ -139,9 +139,9 @@ class Decoder:
         return self.head(h[rows]).float()
 
     def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the rotation that moves queries back to a position nearer to the first tokens of their text: in
+        """Computes cos and sin of the rotation that moves queries back, nearer to the first tokens of their text: in
         StreamingLLM (Xiao et al., 2023), the tokens that a row attends to are numbered without a gap. Keys stay rotated
-        for their own positions, so that texts can share them."""
+        by their own positions, so that requests can share them."""
         back = positions.clamp(max=self.farthest) - positions
         angles = back[:, None].double() * self.frequencies.double()
         return angles.cos().float(), angles.sin().float()
@@ -153,7 +153,7 @@ class Decoder:
         """Runs the layers with one op after the other. Returns the output of the last MLP and the residual stream to
         which the caller must add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer
         writes K and V of all rows, but computes attention and MLP only for these rows. None: n is the number of all
-        rows. kept, turn: see `Layers`."""
+        rows. kept, turn: see `Layers`, its `__call__` and `logits`."""
         product = tiled if self.head.is_tiled else ops.linear
 
         def run(i: int, which: str, x: Tensor) -> Tensor:
@@ -196,8 +196,8 @@ class Decoder:
 
     @cached_property
     def fused(self) -> Layers | None:
-        """Runs all layers in one call. None if that is not possible, for instance with several ranks, which must add up
-        sums between layers. Created at the first step, because it stores the weights' addresses."""
+        """Runs all layers in one call. None if that is not possible, for instance with several ranks, which must add
+        their results between layers. Created at the first step, because it stores the weights' addresses."""
         if not self.is_packed or self.shard is not None:
             return None
         weights = [
@@ -216,7 +216,7 @@ class Decoder:
 
 
 class EarlyExit(Decoder):
-    """The first layers of a model with its norm and head, as a model that drafts."""
+    """A draft model that consists of the first layers of a model, with its norm and head."""
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
@@ -233,11 +233,11 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         file."""
         return torch.cat([weights.take(f"{name}.{of}", n, *rest).to(device, dtype) for name, n in names])
 
-    # a stored weight is kept as it is if it has at most so many bits
+    # a weight that is stored in at most this many bits is kept as it is
     n_bits = {"auto": 8, "int8": 8, "int4": 4, "dtype": 0}[weight_dtype]
 
     def matrix(name: str, n_out: int, n_in: int, known: Tensor | None = None) -> Tensor | Grouped:
-        """known: the matrix in `dtype`, if the caller has it already."""
+        """The weight of a linear layer, as it is kept. known: the weight in `dtype`, if the caller has it already."""
         stored: Tensor | Grouped | None = None
         if spec.quantisation is not None and known is None:
             stored = read_linear(weights, spec.quantisation, name, n_out, n_in)
@@ -250,8 +250,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         return known if weight_dtype in ("auto", "dtype") else quantise(known, n_bits)
 
     def by_outputs(has_bias: bool, *parts: tuple[str, int, int]) -> Linear:
-        """Joins several projections of hidden states into one linear layer. parts: (name, n, width) of each: it has n
-        heads (or n features) of `width` outputs each, of which a rank gets some."""
+        """Joins several projections of hidden states into one linear layer. parts: (name, n, width) of each projection,
+        which has n heads (or features) of `width` outputs each. A rank gets some of the heads."""
         found = [matrix(name, n * width, c.hidden_size) for name, n, width in parts]
         biases = [take((name, n * width), of="bias") for name, n, width in parts] if has_bias else []
         if shard is not None:
@@ -262,8 +262,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         return Linear(concatenate(found, dtype), torch.cat(biases) if biases else None, deterministic, dtype)
 
     def by_inputs(has_bias: bool, name: str, n: int, width: int) -> Linear:
-        """The linear layer from n heads (or n features) of `width` numbers each to hidden states; a rank gets some of
-        them."""
+        """Returns the linear layer from n heads (or features) of `width` numbers each to hidden states. A rank gets
+        some of the heads."""
         weight = matrix(name, c.hidden_size, n * width)
         bias = take((name, c.hidden_size), of="bias") if has_bias else None
         if shard is None:
@@ -292,7 +292,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
     name, known = ("model.embed_tokens", embed) if c.tie_word_embeddings else ("lm_head", None)
     if c.tie_word_embeddings and "lm_head.weight" in weights:
-        # Older checkpoints have a copy of the embedding there. If it differs, transformers does not tie it either.
+        # Older checkpoints have a copy of the embedding there. If it differs from the embedding, transformers does not
+        # tie the head either.
         separate = take(("lm_head", c.vocab_size), rest=(c.hidden_size,))
         if isinstance(weights, Headers) or not torch.equal(separate, embed):
             name, known = "lm_head", separate
@@ -310,14 +311,15 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     norm = take(("model.norm", c.hidden_size))
 
     def has_no_effect(name: str) -> bool:
-        """Older checkpoints have rope tables; GPTQ checkpoints have biases of zeros."""
+        """Whether a tensor need not be read: rope tables, as in older checkpoints, scales of activations, and biases of
+        zeros, as in GPTQ checkpoints."""
         if name.endswith(("rotary_emb.inv_freq", *ACTIVATIONS)):
             return True
         return spec.quantisation is not None and name.endswith(".bias") and not weights.take(name).any()
 
     weights.finish(ignore=has_no_effect)
     inv_freq, scale = frequencies(c.rope, c.dim, min(max_context, spec.max_context))
-    if max_context > spec.max_context:  # products of positions that no model was trained for are not exact in float32
+    if max_context > spec.max_context:  # float32 is not exact enough for the angles of such large positions
         inv_freq = inv_freq.double()
     name = str(dtype).removeprefix("torch.")
     rope = inv_freq.to(device), scale

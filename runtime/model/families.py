@@ -1,9 +1,9 @@
-"""What is known about a model before it is loaded: `ModelSpec`, and the config.json of the families that the native
-decoder computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
+"""Describes a model before it is loaded: `ModelSpec`, and the config.json of the families that the native decoder
+computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
 
-Each family's struct has the field names of its config.json and transformers' defaults. A field that is in no struct and
-not known to be irrelevant for inference is an error that names it: the checkpoint may compute something that this
-decoder does not.
+Each family's struct has the field names of its config.json and transformers' defaults. A field that the struct does not
+have raises an error that names it, unless it is known to be irrelevant for inference, because the checkpoint may
+compute something that this decoder does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True):
-    """The common fields. All families have RMSNorm before attention and MLP, rotary positions and SwiGLU."""
+    """The fields that all families have. All have RMSNorm before attention and MLP, rotary positions and SwiGLU."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -55,7 +55,7 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
     # The properties in which families differ; the decoder never asks for a family's name.
     @property
     def windows(self) -> tuple[int, ...]:
-        """For each layer, the number of tokens that a token attends to, itself included; 0: all."""
+        """The sliding window of each layer: the number of tokens that a token attends to, itself included; 0: all."""
         return (0,) * self.num_hidden_layers
 
     # Only some families have these fields; in the config.json of the others they would be an error.
@@ -139,9 +139,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_layers: tuple[int, ...] | None = None
     quantisation: Quantisation | None = None  # how a safetensors checkpoint stores quantised linear layers
     n_ranks: int = 1  # processes that compute the model together
-    chunk: int = 0  # if layers attend only inside chunks of the text: tokens of a chunk; 0: none does
-    windows: tuple[int, ...] = ()  # layer -> how many tokens a token attends to, 0: all; (): all tokens in all layers
-    n_first: int = 0  # tokens at the beginning of a text that all its tokens attend to, in front of the window
+    chunk: int = 0  # tokens of a chunk, if layers attend only inside chunks of the text; 0: no layer does
+    windows: tuple[int, ...] = ()  # the sliding window of each layer in tokens, 0: none; (): no layer has one
+    n_first: int = 0  # attention sinks: first tokens of a text, which its tokens attend to besides the window
     images: ImageSpec | None = None  # how the model takes images; None: it does not
     latent_dim: int = 0  # latent attention: a value is the first latent_dim numbers of its key; 0: values are stored
 
@@ -155,7 +155,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_kv_layers(self) -> int:
-        """Layers with keys and values. At least one, because a token takes some memory in a page."""
+        """The number of layers with keys and values; at least 1, because a token must take some memory in a page."""
         return self.n_layers if self.kv_layers is None else max(1, len(self.kv_layers))
 
     @property
@@ -165,7 +165,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_windowed(self) -> int:
-        """Layers with a sliding window."""
+        """The number of layers with a sliding window."""
         return sum(map(bool, self.windows))
 
     @property

@@ -3,10 +3,10 @@
 Three kinds are read from their original checkpoints. Medusa (Cai et al., Medusa: simple LLM inference acceleration
 framework with multiple decoding heads, 2024): head k predicts the token k + 2 positions ahead. EAGLE (Li et al., EAGLE:
 speculative sampling requires rethinking feature uncertainty, 2024; the head of EAGLE-2 is the same): one autoregressive
-layer over the embedding of a token and the feature of the token before it, which is the target model's last hidden
+layer over the embedding of a token and the feature of the token before it. A feature is the target model's last hidden
 state, after the final norm. EAGLE-3 (Li et al., EAGLE-3: scaling up inference acceleration of large language models via
-training-time test, 2025): the feature joins three hidden states, of an early, a middle and a late layer, and the head
-has an output layer of its own, over the most frequent tokens.
+training-time test, 2025): a feature joins three hidden states, of an early, a middle and a late layer, and the head has
+an output layer of its own, for the most frequent tokens.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Kind = Literal["model", "eagle", "eagle3", "medusa"]
 
 
 def kind_of(path: Path) -> Kind:
-    """Whether a directory contains a model or a head. Raises BadModel if the weights are missing or pickled, and
-    Unsupported for other kinds of heads."""
+    """What a directory contains: a model, or a head of one of the kinds. Raises BadModel if the weights are missing or
+    pickled, and Unsupported for tensors of unknown dtypes."""
     config = read_json(path / "config.json") or {}
     names = _checkpoint(path).tensors
     if "medusa_num_heads" in config or any(name.endswith(".linear.weight") and name[0].isdigit() for name in names):
@@ -50,7 +50,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
-    """Numbers that a head stores per token: computed and predicted features, and its own keys and values."""
+    """How many numbers a head stores per token: computed and predicted features, and its own keys and values."""
     if kind == "medusa":
         return large.hidden
     c = _dense(path)
@@ -65,7 +65,8 @@ def _dense(path: Path) -> families.Dense:
 
 
 def _checkpoint(path: Path) -> Checkpoint:
-    """The weights of a head. The error for pickled weights says how to convert them: transformers cannot."""
+    """The weights of a head. The error for pickled weights says how to convert them without transformers, which cannot
+    load heads."""
     pickled = [file.name for pattern in ("*.pt", "*.bin", "*.pth") for file in sorted(path.glob(pattern))]
     if pickled and not list(path.glob("*.safetensors")):
         raise BadModel(
@@ -104,7 +105,7 @@ class Eagle:
         self._rotations = Rotations(*rope)
 
     def store(self, slots: Tensor) -> FeatureStore:
-        """Tells the target model where to store features. slots: [n_slots, hidden]."""
+        """Returns a `FeatureStore`, with which the target model writes features to `slots` [n_slots, hidden]."""
         return FeatureStore(slots)
 
     @torch.inference_mode()
@@ -143,7 +144,7 @@ class Eagle3(Eagle):
         self._head, self._targets = head, targets
 
     def store(self, slots: Tensor) -> FeatureStore:
-        """Stores features at the layers that EAGLE-3 is trained on."""
+        """Like `Eagle.store`; a feature joins the hidden states after the three layers that EAGLE-3 is trained on."""
         n = self._large.spec.n_layers
         return FeatureStore(slots, _layers_read(n), self._fc)
 
@@ -254,12 +255,12 @@ def _own_head(weights: Checkpoint, large: ModelSpec, device: torch.device, dtype
 
 
 def _layers_read(n_layers: int) -> tuple[int, ...]:
-    """The numbers of layers of the target model after which EAGLE-3 reads the hidden states."""
+    """EAGLE-3 reads the hidden states of the target model after these numbers of layers."""
     return 2, n_layers // 2, n_layers - 3
 
 
 def _check_layers(path: Path, n_layers: int) -> None:
-    """Raises Unsupported if a head reads other layers, or the target model has too few layers."""
+    """Raises Unsupported if a head reads other layers than `_layers_read`, or the target model has too few layers."""
     config = read_json(path / "config.json") or {}
     named = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     early, middle, late = _layers_read(n_layers)

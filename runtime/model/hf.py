@@ -1,11 +1,13 @@
-"""Runs other decoder-only architectures: transformers' modelling code over our KV pages.
+"""Runs other decoder-only architectures with transformers' modelling code and our KV pages.
 
-transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). Ours writes K and V to the pools and
-reads them through the page table. Everything else (norms, experts, positions, logit caps) remains transformers' code.
+transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). Our function in it writes K and V to the
+pools and reads them through the page table. Everything else (norms, experts, positions, logit caps) remains
+transformers' code.
 
-If layers differ in their heads, a page has room for the largest; other layers are padded with zeros, which changes no
-score and no output. Multi-head latent attention reads latents (latent.py). On a CPU, linear layers become `Linear`, and
-experts `PackedExperts` (moe.py). Recurrent states are kept in slots (recurrent.py).
+If layers differ in the number or size of their heads, a page has room for the largest. Queries, keys and values of the
+other layers are padded with zeros, which changes no score and no output. Multi-head latent attention reads latents
+(latent.py). On a CPU, linear layers become `Linear`, and experts `PackedExperts` (moe.py). Recurrent states are kept in
+slots (recurrent.py).
 
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
 function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
@@ -67,7 +69,7 @@ neither."""
 _UNBOUNDED = 1 << 17  # the longest context if neither config.json nor attention limits it
 _HEAD_DIMS = ("head_dim", "qk_head_dim", "v_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim")
 _KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads")
-# names of the field with their number
+# config fields with the number of experts
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _PROBE = 24  # tokens of the comparison
 _PROBE_PAGE = 16
@@ -171,7 +173,7 @@ class HfModel:
     def probe(self, n_bits: int = 0, keeps_fp4: bool = False) -> None:
         """Find the rule of each layer, pack linear layers and experts, and compare the logits with the model's eager
         code. Unsupported if they differ. n_bits: bits to which weights are rounded; 0: they are not rounded. keeps_fp4:
-        experts whose weights are numbers of MXFP4 stay quantised."""
+        experts whose weights MXFP4 can represent exactly stay quantised."""
         try:
             self._probe(n_bits, keeps_fp4)
         except (BanyanError, torch.OutOfMemoryError):
@@ -246,7 +248,7 @@ class HfModel:
 
 @contextmanager
 def _called(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """Context in which the modules that run are collected."""
+    """A context that collects the modules that run in it."""
     called: set[nn.Module] = set()
     hooks = [module.register_forward_hook(lambda own, *_: called.add(own)) for module in model.modules()]
     try:
@@ -257,7 +259,8 @@ def _called(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def _drop_unused(model: nn.Module, called: set[nn.Module]) -> None:
-    """Free the towers for images and sound: parts with a config of their own of which no module ran."""
+    """Free the towers for images and sound. These are the parts that have a config of their own, and whose modules did
+    not run."""
     for part in [*model.modules()]:
         if part is not model and isinstance(part, PreTrainedModel) and called.isdisjoint(part.modules()):
             for tensor in (*part.parameters(), *part.buffers()):
@@ -265,7 +268,7 @@ def _drop_unused(model: nn.Module, called: set[nn.Module]) -> None:
 
 
 class _PackedLinear(nn.Module):
-    """`Linear` in the place of an nn.Linear."""
+    """Computes `Linear` in place of an nn.Linear."""
 
     def __init__(self, linear: nn.Linear, n_bits: int) -> None:
         super().__init__()
@@ -279,8 +282,8 @@ class _PackedLinear(nn.Module):
 
 
 def _round(model: nn.Module, n_bits: int, kept: set[nn.Module]) -> None:
-    """Round the weights of each nn.Linear, so that both models which the probe compares have the same ones. The
-    embedding of a tied head is not rounded. `_pack` rounds again, which changes nothing. kept: modules that are not
+    """Round the weights of each nn.Linear, so that the probe compares two models with the same weights. The embedding
+    of a tied head is not rounded. `_pack` rounds the weights again, which changes nothing. kept: modules that are not
     rounded."""
     for module in model.modules():
         if type(module) is nn.Linear and module not in kept:
@@ -292,9 +295,9 @@ def _pack(
     model: nn.Module, called: set[nn.Module], device: torch.device, n_bits: int, experts: dict[nn.Module, Gate],
     keep: Callable[[Tensor], Tensor | Grouped] | None,
 ) -> None:  # fmt: skip
-    """Replace experts, and each nn.Linear that ran. (An nn.Linear that did not run may be read without a call.) On a
-    GPU, only linear layers that become smaller are replaced. keep: converts weights of experts that are not rounded;
-    None: they stay as they are."""
+    """Replace experts, and each nn.Linear that ran. (The model may read the weight of an nn.Linear without calling it.)
+    On a GPU, linear layers are replaced only if they are rounded. keep: converts the weights of experts if they are not
+    rounded; None: they stay as they are."""
     exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
     moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
     if device.type != "cpu" and not n_bits:
@@ -312,7 +315,9 @@ def _attention(
     step = _STEP.get()
     layer = module.layer_idx
     if layer not in step.kv:
-        raise Unsupported(f"{step.spec.family}: its config says that layer {layer} has no attention, but it has")
+        raise Unsupported(
+            f"{step.spec.family}: its config says that layer {layer} has no attention, but the layer calls it"
+        )
     rule = step.rules.get(layer)
     if rule is None or attention_mask is not None:
         rule = step.rules[layer] = _rule(module, key, value, attention_mask, options, step)
@@ -466,12 +471,12 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
 
 
 def _max_context(path: Path, config: Any) -> int:
-    """The longest context that config.json says; 0 if it says none."""
+    """The longest context according to config.json; 0 if it has none."""
     longest, rope = _largest(config, "max_position_embeddings"), getattr(config, "rope_parameters", None) or {}
     try:
         if rope.get("rope_type") == "yarn":  # if layers differ in their rope, it has their kinds as keys
             longest = max(longest, int(rope["original_max_position_embeddings"] * float(rope["factor"])))
-        if config.model_type in ("cohere", "cohere2"):  # Command R says 8192, but was trained for this length
+        if config.model_type in ("cohere", "cohere2"):  # Command R has 8192, but was trained for model_max_length
             longest = max(longest, getattr(config, "model_max_length", None) or 0)
     except (TypeError, ValueError, KeyError, OverflowError) as e:
         raise BadModel(f"{path / 'config.json'}: invalid numbers in rope_parameters or model_max_length: {e}") from e
@@ -479,14 +484,15 @@ def _max_context(path: Path, config: Any) -> int:
 
 
 def _windows(config: Any) -> tuple[int, ...]:
-    """`ModelSpec.windows`, as far as config.json has them; the probe reads them from the model."""
+    """`ModelSpec.windows` according to config.json, which may lack some; the probe reads them from the model."""
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     window = _largest(config, "sliding_window")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds) if window else ()
 
 
 def _kv_layers(config: Any) -> tuple[int, ...] | None:
-    """The layers with attention, if other layers of the model have a recurrent state; None if no layer has one."""
+    """The layers with attention, if other layers of the model have a recurrent state; None if no layer has a recurrent
+    state."""
     try:
         layers = DynamicCache(config=config).layers
         if any(isinstance(layer, cache_utils.LinearAttentionLayer) for layer in layers):
@@ -509,8 +515,8 @@ def _n_experts(config: Any) -> int:
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that makes the model; None if it is not a language model. A model that also takes
-    images counts as a language model: its towers are not used."""
+    """The auto class of transformers that makes the model; None if it is not a language model. A model that also takes
+    images counts as a language model."""
     return next(
         (auto for auto in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in auto._model_mapping),
         None,
@@ -622,7 +628,8 @@ def build(
 def _from_few_bits(
     auto: Any, config: Any, path: Path, quantisation: Quantisation, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads a quantised checkpoint. from_pretrained would need the package that wrote it, and often a GPU."""
+    """Loads a quantised checkpoint, dequantised. If from_pretrained read the files, it would need the package that
+    wrote them, and often a GPU."""
     config.__dict__.pop("quantization_config", None)
     with Checkpoint(path) as weights:
         tensors = state_dict(weights, quantisation, options["dtype"])
@@ -652,8 +659,8 @@ def _freeze_rope(model: nn.Module, context: int) -> None:
         if len(per_layer) > 1 or (has_scales and module.config.model_type != "phimoe"):
             raise Unsupported(f"{type(module).__name__}: rope of kind {', '.join(dynamic)} with unknown parameters")
         if has_scales:
-            # In each call phimoe reads its config, and takes the short factors at any length. It was trained with the
-            # long ones beyond the original context.
+            # phimoe reads its config in each call, and takes the short factors at any length, though it was trained
+            # with the long factors beyond the original context.
             kind = "long" if context > parameters["original_max_position_embeddings"] else "short"
             for name in ("factor", "mscale"):
                 parameters[f"short_{name}"] = parameters[f"long_{name}"] = parameters[f"{kind}_{name}"]

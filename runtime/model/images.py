@@ -1,8 +1,8 @@
-"""Which models take images, and how an image stands in their prompts. Imports neither torch nor transformers.
+"""Says which models take images, and how their prompts represent an image. Imports neither torch nor transformers.
 
-A prompt has a row for each vector that the vision tower makes from an image. In transformers' prompts all of these rows
-have the same token id (`ImageSpec.row_id`). Here their ids are negative and computed from the hash of the image's file,
-so that the radix tree can tell images apart; the engine replaces them by `row_id`.
+A prompt has a row (a placeholder token) for each vector that the vision tower makes from an image. In transformers'
+prompts all of these rows have the same token id (`ImageSpec.row_id`). Here their ids are negative and computed from the
+hash of the image's file, so that the radix tree can tell images apart; the engine replaces them by `row_id`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ _KINDS: dict[str, Kind] = {
 }
 _ROW_IDS = {"gemma3": 262144, "idefics3": 128257, "llava": 32000, "qwen2_vl": 151655, "qwen2_5_vl": 151655,
             "qwen3_vl": 151655, "smolvlm": 128257}  # fmt: skip
-"""transformers' defaults, for a config.json that leaves them out."""
+"""The defaults of `ImageSpec.row_id` in transformers, for a config.json without this id."""
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 _TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
-"""The towers of `llava` whose rows follow from the size of the processed image -> the vision_feature_select_strategy
-with which there is a row for each patch. "default" leaves out the first vector: CLIP's stands for the whole image."""
+"""llava's vision towers whose number of rows follows from the size of the processed image -> the
+vision_feature_select_strategy with which each patch has a row. "default" leaves out the first vector, which in CLIP
+stands for the whole image."""
 
 
 class ImageShape(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers on which the tokens of an image depend. height, width: the size of its grid of rows. n_down,
-    n_across: numbers of tiles into which a large image is cut, in addition to the whole image; 0: it is not cut."""
+    """The sizes that determine the tokens of an image in a prompt. height, width: its rows in each direction. n_down,
+    n_across: the tiles in each direction into which a large image is cut, whose rows come before those of the whole
+    image; 0: it is not cut."""
 
     height: int
     width: int
@@ -59,9 +61,9 @@ class ImageSpec(msgspec.Struct, frozen=True):
     row_id    the id of a row of an image in transformers' prompts
     mark_id   the id that the chat template writes for an image
     end_id    the id after the rows of an image; -1: none
-    per_tile  rows of the image, or of each of its tiles; 0: they depend on its size
-    merge     patches of the tower in each direction that become one row
-    patch     pixels of the scaled image in each direction that become one row, where `shape` says them
+    per_tile  rows of the image, or of each of its tiles; 0: the number depends on the size of the image
+    merge     patches per row, in each direction; for `qwen`
+    patch     pixels of the scaled image per row, in each direction; for `llava`
     """
 
     kind: Kind
@@ -89,8 +91,8 @@ class ImageSpec(msgspec.Struct, frozen=True):
         return ("<|vision_start|>", "<|vision_end|>") if self.kind == "qwen" else ("", "")
 
     def expand(self, shape: ImageShape, mark: str, end: str) -> Iterator[str | RowCount]:
-        """What transformers' processor inserts in place of the mark: text with control tokens, and rows of the image.
-        mark, end: the texts of mark_id and end_id."""
+        """Yields what transformers' processor inserts in place of the mark: text with control tokens, and rows of the
+        image. mark, end: the texts of mark_id and end_id."""
         match self.kind:
             case "gemma3":
                 yield f"\n\n{mark}"
@@ -111,7 +113,7 @@ class ImageSpec(msgspec.Struct, frozen=True):
 
 
 def same_processor(a: Path, b: Path) -> bool:
-    """Whether two model directories have the same files of the image processor."""
+    """Whether the image processor's files are the same in two model directories."""
     return all(_content(a / name) == _content(b / name) for name in _PROCESSOR)
 
 
@@ -120,8 +122,8 @@ def _content(file: Path) -> bytes:
 
 
 def image_spec(path: Path, config: dict[str, Any]) -> ImageSpec | str:
-    """How the model in a directory takes images, or, as a string, why it does not. config: its config.json. BadModel: a
-    number in it is invalid."""
+    """Returns how the model in a directory takes images, or a string that says why it does not ("": it has no vision
+    part). config: its config.json. BadModel: a number in it is invalid."""
     family = config.get("model_type", "")
     if (vision := config.get("vision_config")) is None:
         return ""

@@ -3,8 +3,8 @@ heads.
 
 A token's keys and values are products of one latent (DeepSeek-AI, DeepSeek-V2, 2024). The matrix that makes keys from
 latents is applied to queries instead, and the matrix that makes values is applied to the weighted sums of latents. So
-attention reads one key per token, which is the latent and the part of keys that is rotated; the latent is the value
-too.
+attention reads one key per token: the latent, followed by the rotated (RoPE) part of the key. The latent is also the
+value.
 
 transformers makes keys and values from a layer's latents in `expand_kv`; this file replaces that method of each module.
 """
@@ -31,32 +31,34 @@ class Absorbed(nn.Module):
         self.values = nn.Parameter(values.transpose(1, 2).contiguous(), requires_grad=False)  # [n_heads, latent, value]
 
     def queries(self, query: Tensor) -> Tensor:
-        """Queries for latents and the rotated part: [1, n_heads, n_rows, head] -> [1, n_heads, n_rows, latent + rotated
+        """Converts queries to queries for latents: [1, n_heads, n_rows, head] -> [1, n_heads, n_rows, latent + rotated
         part]."""
         n_plain = self.keys.shape[1]
         plain, rotated = query[..., :n_plain], query[..., n_plain:]
         return torch.cat([torch.bmm(plain[0], self.keys)[None], rotated], 3)
 
     def outputs(self, sums: Tensor) -> Tensor:
-        """Outputs of heads from sums of latents: [n_rows, n_heads, latent] -> [n_rows, n_heads, value]."""
+        """Converts weighted sums of latents to the outputs of heads: [n_rows, n_heads, latent] -> [n_rows, n_heads,
+        value]."""
         return torch.bmm(sums.transpose(0, 1), self.values).transpose(0, 1)
 
 
 class _OverLatents:
-    """Gives attention the latents and the rotated part in the place of keys and values."""
+    """A mixin whose `expand_kv` gives attention the latents in place of keys and values."""
 
     def expand_kv(self, latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat([latents, rotated], 3), latents
 
 
 def has_latents(model_class: type) -> bool:
-    """Whether a class of transformers makes keys and values from latents in a method of its own (`expand_kv`)."""
+    """Whether transformers' code for a model makes keys and values from latents in a method of its own
+    (`expand_kv`)."""
     own = vars(inspect.getmodule(model_class)).values()
     return any(inspect.isclass(part) and hasattr(part, "expand_kv") for part in own)
 
 
 def absorb(model: nn.Module) -> None:
-    """Let the layers of a model attend to latents."""
+    """Change the layers of a model in place, so that they attend to latents."""
     module: Any
     over_latents = cache(_over_latents)
     for module in model.modules():

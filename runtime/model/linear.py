@@ -19,8 +19,8 @@ from banyan.kernels.linear.grouped import Grouped
 from banyan.runtime.errors import ConfigError
 
 TILE = 64
-"""Rows of every matrix product in deterministic mode, because a library's choice of kernel depends on the number of
-rows. A decode batch usually fits into one tile."""
+"""The number of rows of every matrix product in deterministic mode, because a library's choice of kernel depends on the
+number of rows. A decode batch usually fits into one tile."""
 
 
 class Linear:

@@ -26,20 +26,20 @@ N_BITS = {"int8": 8, "int4": 4}
 
 
 def keeps_fp4(spec: ModelSpec, weight_dtype: str) -> bool:
-    """Whether experts in MXFP4 stay quantised, in a family that transformers computes."""
+    """Whether experts that are stored in MXFP4 stay quantised in a model that transformers computes."""
     schemes = () if spec.quantisation is None else spec.quantisation.schemes
     return weight_dtype == "auto" and any(scheme.format == "mxfp4" for _, scheme in schemes)
 
 
 class Model(Protocol):
     """The interface between the engine and a model. A model with a recurrent state, or that takes images, is an
-    `HfModel`, which has more."""
+    `HfModel`, which has more methods."""
 
     spec: ModelSpec
 
     @property
     def windows(self) -> Sequence[int]:
-        """The attention windows of its layers: how many tokens a token attends to, 0: all."""
+        """The sliding window of each layer: how many tokens a token attends to, 0: all."""
 
     def forward(
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor, adapted: AdaptedRows | None = None
@@ -75,8 +75,9 @@ def load(
     max_context   tokens of the longest request, at most the model's own limit (the default) unless there is a window;
                   it selects longrope's short or long factors, see `rope`
     deterministic the bits of a row's logits do not depend on the other rows of the batch
-    weight_dtype  how linear layers are kept. auto: quantised as stored, else in dtype; int8, int4: rounded to 8 or 4
-                  bits in groups of 32, unless stored in as few bits; dtype: dequantised to dtype
+    weight_dtype  how the weights of linear layers are kept. auto: as they are stored if quantised, else in `dtype`;
+                  int8, int4: rounded to 8 or 4 bits in groups of 32, unless they are stored in at most so many
+                  bits; dtype: dequantised to `dtype`
     window, sinks see `spec.windowed`
     shard         load only the part of this rank; the model's `spec` describes that part
     progress      called with (bytes read, bytes in total); `weights.bar` makes one

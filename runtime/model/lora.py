@@ -2,7 +2,7 @@
 
 The files may come from anybody. Before tensors are read, names and shapes are checked: they must fit the model's
 projections, with a rank of at most MAX_RANK. In peft, the keys of rank_pattern and alpha_pattern are regular
-expressions; here they are names of modules, since an expression may take forever to match.
+expressions; here they are taken as names of modules, because an expression may take forever to match.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 
 
 class Adapter(NamedTuple):
-    """An adapter that was read. digest: 16 bytes, a digest of everything besides the model that its outputs depend
-    on."""
+    """An adapter that was read. digest: 16 bytes; identifies its weights, and the settings that change its outputs."""
 
     digest: bytes
     weights: AdapterWeights
@@ -88,7 +87,7 @@ def read(path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) 
         )
     if spec.n_ranks > 1:
         raise Unsupported(
-            f"adapters with tp={spec.n_ranks}: an adapter is not cut; leave tp out, or merge the adapter into the model"
+            f"adapters with tp={spec.n_ranks} are not supported; leave tp out, or merge the adapter into the model"
         )
     raw = _bounded(path / CONFIG, _MAX_CONFIG).read_bytes()
     config = _parse(path / CONFIG, raw)
@@ -121,8 +120,8 @@ def _layers(
     if unknown or not found:
         shown = ", ".join(unknown[:4]) or "no tensors"
         raise Unsupported(
-            f"{tensors.path / WEIGHTS} has {shown}; adapters change {', '.join(places)} of the "
-            f"{c.num_hidden_layers} layers, as lora_A and lora_B"
+            f"{tensors.path / WEIGHTS} has {shown}; supported: lora_A and lora_B of {', '.join(places)} in the "
+            f"{c.num_hidden_layers} layers of the model"
         )
     layers: list[list[list[LowRank]]] = [[[] for _ in LINEARS] for _ in range(c.num_hidden_layers)]
     names = {(match[1], match[4]): name for name in tensors.tensors if (match := _TENSOR.fullmatch(name))}
@@ -169,7 +168,8 @@ def _bounded(file: Path, size: int | None = None) -> Path:
 
 
 def _parse(file: Path, raw: bytes) -> AdapterConfig:
-    """Parse the config. BadModel: it is broken. Unsupported: it describes an adapter that computes something else."""
+    """Parse the config. BadModel: it is broken. Unsupported: it describes an adapter that is not plain LoRA of linear
+    layers."""
     try:
         fields: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
         config = msgspec.convert({k: v for k, v in fields.items() if v is not None}, AdapterConfig)
@@ -188,7 +188,7 @@ def _parse(file: Path, raw: bytes) -> AdapterConfig:
 
 
 def _of_pattern(pattern: dict[str, Any] | None, module: str, default: float) -> float:
-    """The value of the first key that is the module's name or the end of it; `default` if there is none."""
+    """The value of the first key that is the module's name or its last parts; `default` if there is none."""
     for key, value in (pattern or {}).items():
         name = key.lstrip("^").rstrip("$")
         if module == name or (module.endswith(f".{name}") and not key.startswith("^")):

@@ -1,9 +1,9 @@
 """Runs the experts of transformers' models in our own op.
 
 transformers 5 keeps the weights of a layer's experts in stacks (gate_up_proj and down_proj [n_experts, ...]), and
-fields of the module say how they are laid out. The function between the two products is the module's `_apply_gate`: its
-results for a grid of numbers are compared with those of `Gate`, so no list of families is needed. Experts with another
-function, or with a norm after them, stay in transformers' code.
+fields of the module say how they are laid out. The function between the two matrix products is the module's
+`_apply_gate`. Its results for a grid of numbers are compared with those of `Gate`, so no list of families is needed.
+Experts with another function, or with a norm after them, stay in transformers' code.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _FIELDS = {*_STACKS, "is_transposed", "is_concatenated", "has_gate", "has_bias"}
 
 @torch.no_grad()
 def gate_of(module: Any) -> Gate | None:
-    """The gate of a module of experts; None if the module is not one that our op can compute."""
+    """The gate of a module of experts; None if our op cannot compute the module."""
     if not all(hasattr(module, name) for name in _FIELDS) or not module.has_gate:
         return None
     if getattr(module, "has_post_expert_norm", False):
         return None
-    beyond = [2.0 * limit for limit in _numbers(module, _LIMITS) if math.isfinite(limit)]  # where clamps show
+    beyond = [2.0 * limit for limit in _numbers(module, _LIMITS) if math.isfinite(limit)]  # where clamps act
     ends = torch.tensor([*beyond, *(-end for end in beyond)])
     axes = (torch.cat([torch.linspace(-end, end, 2 * end + 1), ends]) for end in (20, 10))
     gates, ups = torch.meshgrid(*axes, indexing="ij")
@@ -53,7 +53,7 @@ def _candidates(module: Any) -> Iterator[Gate]:
 
 
 def _numbers(module: Any, names: Iterable[str]) -> list[float]:
-    """The fields that a module has."""
+    """The values of those fields in `names` that a module has."""
     return [value for name in names if (value := getattr(module, name, None)) is not None]
 
 
@@ -69,7 +69,7 @@ def gates(model: nn.Module) -> dict[nn.Module, Gate]:
 
 
 def round_experts(known: Iterable[nn.Module], n_bits: int) -> None:
-    """Rounds the weights in place, as they will be packed. Idempotent."""
+    """Rounds the weights in place to the values that they will have when they are packed. Idempotent."""
     for module, name in itertools.product(known, _STACKS):
         for weight in _matrices(module, name):
             weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))

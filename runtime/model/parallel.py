@@ -1,8 +1,8 @@
 """Tensor parallel: each of several processes, its ranks, computes a part of every layer (Shoeybi et al., 2019).
 
-Queries, keys, values, gate and up are cut by outputs, so a rank has whole heads and their KV. `out` and `down` are cut
-by inputs, and the ranks' results are added (all-reduce). Embedding and head are cut by tokens of the vocabulary. Every
-rank has the whole hidden states, and only rank 0 has all logits.
+Queries, keys, values, gate and up are cut by outputs (column parallel), so a rank has whole heads and their KV. `out`
+and `down` are cut by inputs (row parallel), and the ranks' results are added (all-reduce). Embedding and head are cut
+by tokens of the vocabulary. Every rank has the whole hidden states, and only rank 0 has all logits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.spec import ModelSpec
 
-dist: Any = _distributed  # whose stubs lack much
+dist: Any = _distributed  # its type stubs are incomplete
 
 TIMEOUT = timedelta(minutes=10)
-"""Time limit for one exchange between ranks. It is longer than any step; a rank that dies ends an exchange at once."""
+"""Time limit for one exchange (collective operation) between ranks. It is longer than any step. If a rank dies, an
+exchange fails at once."""
 
 
 class Shard:
@@ -69,7 +70,7 @@ class Shard:
     # ---- exchanges: all ranks call them in the same order, with the same shapes ------------------------------------
 
     def add(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x; overwrites x."""
+        """The sum of all ranks' x. May overwrite x."""
         if not len(x):
             return x
         if not self._deterministic:
@@ -80,7 +81,7 @@ class Shard:
         return reduce(torch.add, parts)
 
     def embed(self, ids: Tensor, table: Tensor, n_vocab: int) -> Tensor:
-        """The embeddings of `ids`, [n, hidden], of which `table` has this rank's part."""
+        """The embeddings of `ids`, [n, hidden]. table: this rank's part of the embeddings."""
         own = self.of_vocabulary(n_vocab)
         at = ids - own.start
         is_own = (at >= 0) & (at < len(table))
@@ -132,8 +133,8 @@ class JoinedLinear(Linear):
 
 
 def cut(weight: Tensor | Grouped, at: slice, name: str, by_inputs: bool = False) -> Any:
-    """A copy of a part of a weight [n_out, n_in], of the same type: outputs `at`, or inputs. Unsupported: a group of a
-    quantised weight would be cut."""
+    """A copy of a part of a weight [n_out, n_in], of the same type. at: the outputs of the part; with `by_inputs`, its
+    inputs. Unsupported: a group of a quantised weight would be cut."""
     if isinstance(weight, Tensor):
         return (weight[:, at] if by_inputs else weight[at]).clone(memory_format=torch.contiguous_format)
     numbers, scale, minimum, n_bits, is_w8a8 = weight
@@ -161,7 +162,7 @@ def sharded(spec: ModelSpec, tp: int) -> ModelSpec:
     c = spec.dense
     if c is None:
         raise Unsupported(
-            f"tp with {spec.name}: {spec.family} runs in transformers' own code, which is not cut; leave it out, or "
+            f"tp with {spec.name}: {spec.family} runs in transformers' own code, which has no tp; leave it out, or "
             "load a model of a native family: llama, mistral, qwen2 or qwen3"
         )
 

@@ -1,6 +1,7 @@
-"""Recurrent states in slots: what linear attention, state space and convolution layers remember of a text.
+"""Keeps recurrent states in slots: what linear attention, state space (Mamba) and convolution layers remember of a
+text.
 
-Such a layer of transformers' code reads and writes its state through a cache object. `pack_mixers` finds these modules
+In transformers' code, such a layer reads and writes its state through a cache object. `pack_mixers` finds these modules
 (the *mixers*) by a run with a cache that records which modules use it, and replaces each by a `RecurrentMixer`. A
 RecurrentMixer calls the mixer with the rows of one request, or of several requests with equal numbers of rows, and with
 their states. A step may also copy a request's state between two of its rows: then the mixer is called for the rows
@@ -43,9 +44,9 @@ class StatePart(NamedTuple):
 
 
 class _MixerCall(NamedTuple):
-    """One call of each mixer in a step. rows: int64 [n_requests, n_rows]. n_all: the number of rows, if these are all
-    rows of the step in order; else 0. slots: the slots of the requests' states. kept: int64 [2, n], slots to copy from
-    and to after the call."""
+    """One call of each mixer in a step. rows: int64 [n_requests, n_rows]: each request's rows in the step. n_all: the
+    number of rows, if the call has all rows of the step in order; else 0. slots: the slots of the requests' states.
+    kept: int64 [2, n]: after the call, the states in slots kept[0] are copied to slots kept[1]."""
 
     rows: Tensor
     n_all: int
@@ -78,7 +79,7 @@ class StatePool:
         self._calls: list[_MixerCall] = []
         self._is_stepwise, self._first = is_stepwise, set[int]()  # slots with the initial state
         at = 0
-        for part in sorted(parts, key=lambda part: -part.dtype.itemsize):  # so each begins at a multiple of its dtype
+        for part in sorted(parts, key=lambda part: -part.dtype.itemsize):  # so each is aligned to its dtype
             view = self._slots[:, at : at + part.n_bytes].view(part.dtype).view(n_slots, *part.shape)
             self._layers.setdefault(part.layer, []).append((part, view))
             at += part.n_bytes
@@ -129,7 +130,8 @@ class StatePool:
 
     @contextmanager
     def states(self, layer: int, call: _MixerCall) -> Iterator[cache_utils.Cache]:
-        """transformers' cache with the states of one layer. What the mixer leaves in it goes back to the slots."""
+        """A context with transformers' cache, which holds the states of one layer. At the end, the states that the
+        mixer left in it are written to the slots."""
         parts = self._layers[layer]
         own = cache_utils.LinearAttentionLayer(number_of_states=1 + max(part.number for part, _ in parts))
         own.has_previous_state = dict.fromkeys(own.has_previous_state, True)
@@ -155,7 +157,7 @@ _POOL: ContextVar[StatePool] = ContextVar("pool")
 
 @contextmanager
 def using(pool: StatePool | None) -> Iterator[None]:
-    """The pool of the running forward pass; None: the model has no recurrent state."""
+    """A context that sets the pool for the mixers of a forward pass. None: the model has no recurrent state."""
     if pool is None:
         yield
         return
@@ -226,7 +228,7 @@ class _Recorder(DynamicCache):  # type: ignore[misc]
         self.users[module] = _MixerUse(layer, args, options)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # also where no layer has attention
+        return 0  # transformers' method raises if no layer has attention
 
     def get_conv_state(self, layer_idx: int, *args: Any, **options: Any) -> Tensor | None:
         self._record(layer_idx)
@@ -241,8 +243,8 @@ class _Recorder(DynamicCache):  # type: ignore[misc]
 
 @torch.inference_mode()
 def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
-    """Replace the mixers of a model. ids: a few tokens, int64 [n]. Returns the parts of a request's state, and
-    `is_stepwise` for its StatePool."""
+    """Replace the mixers of a model, which are found by running it on `ids`: a few tokens, int64 [n]. Returns the parts
+    of a request's state, and `is_stepwise` for its StatePool."""
     running: list[tuple[nn.Module, Any, Any]] = []
 
     def enter(module: nn.Module, args: Any, options: Any) -> None:
@@ -280,9 +282,9 @@ def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
 
 
 def _needs_steps(uses: Sequence[tuple[RecurrentMixer, _MixerUse]], pool: StatePool, n: int) -> bool:
-    """Whether a mixer gives wrong results for several rows after a state. Compares n rows computed at once with two
-    halves, and with a second half computed row by row: if only rounding differs, both errors have about the same
-    size."""
+    """Whether a mixer gives wrong results for several rows that follow a state other than the initial one. Computes n
+    rows at once, then in two halves, then with the second half row by row. If both differ from the first results only
+    by rounding, the differences have about the same size."""
     half = n // 2
 
     def outputs(*kept: int) -> list[Tensor]:

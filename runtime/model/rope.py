@@ -7,7 +7,7 @@ al., 2023, arXiv:2309.00071), LongRoPE (Ding et al., 2024, arXiv:2402.13753), an
 transformers chooses some frequencies by the longest sequence of a batch, which would invalidate cached keys. A cache
 that requests share needs one choice, made when the model is loaded:
 
-* dynamic (NTK): plain rope. The context ends at `max_position_embeddings`, up to which dynamic and plain rope are
+* dynamic (NTK): plain rope. The context ends at `max_position_embeddings`; up to there, dynamic and plain rope are
   equal.
 * longrope: the long factors for all positions if the configured context is longer than the original one, else the
   short factors.
@@ -25,7 +25,7 @@ from banyan.runtime.errors import BadModel, Unsupported
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LARGEST = 1e30  # a number of config.json; larger ones, as infinity, do not convert to int or float32
+_LARGEST = 1e30  # a number of config.json; larger ones, such as infinity, do not convert to int or float32
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
 _Length = Annotated[int, msgspec.Meta(ge=1)]
@@ -160,7 +160,8 @@ def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
 
 
 def _yarn(rope: Yarn, inverse: Tensor) -> tuple[Tensor, float]:
-    """Interpolates slow pairs, keeps fast ones, and blends between them; sections 3.2 to 3.4 of the paper."""
+    """Divides the frequencies of slow pairs by `factor`, keeps those of fast pairs, and blends in between; sections 3.2
+    to 3.4 of the paper."""
     import torch
 
     dim = 2 * len(inverse)

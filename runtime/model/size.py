@@ -1,7 +1,7 @@
-"""The memory of a model's weights, from config.json and headers alone.
+"""Computes the memory of a model's weights from config.json and the checkpoint's headers alone.
 
-The model is built as `load` builds it, but of tensors that have shapes and no content. So whatever packs, pads or
-rounds a weight says its size too, and no formula has to follow the kernels."""
+The model is built as `load` builds it, but from tensors that have a shape and no content. So the code that packs, pads
+or rounds a weight also determines its size, and there are no formulas that must follow the kernels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from banyan.runtime.model.weights import Headers
 
 
 class WeightSize(NamedTuple):
-    """Sizes in bytes. per_step: the bytes that a decode step reads: all weights but the embedding, of which it reads
-    only some rows. In a mixture of experts, all experts are counted."""
+    """Sizes in bytes. per_step: the bytes that a decode step reads, which are all weights except an embedding that is
+    not also the head (a step reads only some rows of it). All experts of a mixture of experts are counted."""
 
     n_bytes: int
     per_step: int
@@ -36,15 +36,15 @@ def weight_size(
     """The memory that `load` with these arguments will take. path, spec: the results of `resolve` and `read_spec`.
 
     The result is exact, with three exceptions. The content of a quantised checkpoint is not read: its zero points may
-    turn out to need no minimums, and scattered groups (act order) become floats. A head that is stored beside the
-    embedding to which it is tied is counted, though it may be a copy. And oneDNN's own layout is not known.
-    Raises what `load` raises for a model that cannot be loaded.
+    turn out to need no minimums, and scattered groups (act order) become floats. If a checkpoint stores a head that is
+    tied to the embedding, the head is counted, though `load` drops it if it is a copy. And oneDNN's own layout is not
+    known. Raises what `load` raises for a model that cannot be loaded.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # here, since it takes a second to import what it needs
+    from torch._subclasses.fake_tensor import FakeTensorMode  # here, because this import takes a second
 
     number = getattr(torch, dtype)
-    Linear(torch.zeros(1, 1, dtype=number), dtype=number)  # tests the libraries, with tensors that have content
-    # Fake tensors say that they are on a CPU, whose weights have layouts of their own.
+    Linear(torch.zeros(1, 1, dtype=number), dtype=number)  # its cached tests need real tensors
+    # On a CPU, weights have layouts of their own, so the empty tensors must say that they are there: fake tensors do.
     is_cpu = device == "cpu"
     at = torch.device("cpu" if is_cpu else "meta")
     with FakeTensorMode(allow_non_fake_inputs=True) if is_cpu else nullcontext():

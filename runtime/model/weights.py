@@ -38,9 +38,9 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class Checkpoint:
-    """The tensors of a model directory or .gguf file by name. A context manager that closes the files it opened.
-    dtype: the dtype to which tensors from GGUF are converted. files: the files with the tensors, if they are not those
-    of a model.
+    """The tensors of a model directory or .gguf file by name. A context manager that closes the files it opened. dtype:
+    the dtype to which tensors from GGUF are converted. files: the files with the tensors, if they are not a model's (an
+    adapter's).
 
     Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for unknown dtypes.
     """
@@ -100,7 +100,7 @@ class Checkpoint:
         if stored is None:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
         if shape and stored.shape != shape:
-            raise BadModel(f"{name} has shape {list(stored.shape)}, but the configuration makes it {list(shape)}")
+            raise BadModel(f"{name} has shape {list(stored.shape)}, but the configuration requires {list(shape)}")
         weight = self._read(name, stored, dtype)
         self._count(name)
         return weight
@@ -132,7 +132,7 @@ class Checkpoint:
                 assert self._dtype is not None
                 return self._gguf.take(name, self._dtype)
             if stored.dtype not in (_FLOATS if dtype is None else {dtype}):
-                raise Unsupported(f"{name} is stored as {stored.dtype}, but config.json makes it {dtype or 'a float'}")
+                raise Unsupported(f"{name} is stored as {stored.dtype}, but config.json requires {dtype or 'a float'}")
             if stored.file not in self._open:
                 self._open[stored.file] = self._closing.enter_context(safe_open(stored.file, framework="pt"))
             tensor: Tensor = self._open[stored.file].get_tensor(name)
@@ -141,8 +141,8 @@ class Checkpoint:
             raise BadModel(f"{stored.file} cannot be read: {e}") from e
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
-        """Check that every tensor was taken, except those for which `ignore` is true. Raises Unsupported that lists the
-        tensors that were not."""
+        """Check that every tensor was taken, except those for which `ignore` is true. Unsupported: some were not; the
+        message lists them."""
         left = sorted(name for name in self.tensors.keys() - self._taken if not ignore(name))
         if left:
             shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
@@ -170,7 +170,7 @@ class Headers(Checkpoint):
         return empty_grouped(stored, self.device) if self._gguf and stored and stored.shape == shape else None
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
-        """Does nothing: whether a tensor was left out rightly may depend on its content."""
+        """Does nothing: whether a tensor may be left out can depend on its content."""
 
 
 def weight_files(path: Path) -> list[Path]:

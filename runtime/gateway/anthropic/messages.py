@@ -34,7 +34,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     """Create a message, whole or as a stream."""
     body = decode(request.body, MessageRequest)
     adapter = await adapter_of(request, body.model)
-    if body.thread is not None:  # this code tells Anthropic's tool runner to go on without it
+    if body.thread is not None:  # this code tells Anthropic's tool runner to go on without `thread`
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         text = "conversations are not kept; send all messages"
         raise HTTPError(400, text, param="thread", details=details)
@@ -52,7 +52,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
 
 
 async def count(request: HTTPRequest) -> Reply:
-    """How many tokens the prompt of a message has."""
+    """Count the tokens of a message's prompt."""
     body = decode(request.body, CountRequest)
     await adapter_of(request, body.model)
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
@@ -155,7 +155,7 @@ class MessageWriter:
         return self._message | {"content": content, **self._ending(value), "usage": _usage(value.usage)}
 
     def chunk(self, item: wire.Delta | wire.Value) -> bytes:
-        """The events for more of the message."""
+        """The events for a further piece of the message, or for its end."""
         data = b""
         if not self._is_begun:
             self._is_begun = True

@@ -29,20 +29,21 @@ def check_stream_options(body: SamplingFields) -> None:
 
 
 class TextOffset:
-    """An offset in a text, in characters. A character whose bytes are in several tokens ends with the last of them."""
+    """An offset in a text, in characters. A character whose bytes are in several tokens counts with the last of
+    them."""
 
     def __init__(self, n_chars: int = 0) -> None:
         self.n_chars = n_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def move(self, data: bytes) -> None:
-        """Move behind these bytes."""
+        """Move past these bytes."""
         self.n_chars += len(self._decoder.decode(data))
 
 
 class ShownTokens:
-    """Finds the tokens of an output that have text in it. Those of a stop come with the text before it, if the engine
-    made both in one step, but have no text in the output."""
+    """Finds the tokens whose text is part of an output. The tokens of a stop string are not: they arrive with the text
+    before it if the engine generated both in one step, but the output does not contain their text."""
 
     def __init__(self) -> None:
         self._text, self._end = TextOffset(), 0  # of the tokens taken, and of the text
@@ -60,12 +61,12 @@ class ShownTokens:
         return tokens[:n]
 
     def rest(self, sample: wire.Sample) -> tuple[wire.TokenLogprob, ...]:
-        """The tokens after the text that are not those of a stop, such as control tokens."""
+        """The tokens after the text, such as control tokens; () if they are the tokens of a stop string."""
         return () if isinstance(sample.matched, str) else self._waiting
 
 
 def with_text(sample: wire.Sample, tokens: tuple[wire.TokenLogprob, ...]) -> tuple[wire.TokenLogprob, ...]:
-    """`tokens`, those of the text of `sample`, without the tokens of a stop that ended it."""
+    """`tokens`, those of the text of `sample`, without the tokens of a stop string that ended it."""
     shown = ShownTokens()
     return shown.take(sample.text, tokens) + shown.rest(sample)
 
@@ -145,7 +146,7 @@ async def stream(call: ModelCall, writer: ChoiceWriter) -> AsyncGenerator[bytes,
     """The events of a call. Pieces that arrive together are sent together."""
     async with call:
         while arrived := await call.arrivals():
-            # Not if it is empty, as for the prompt of an echo: the headers go with the first piece.
+            # No empty data, as for the prompt of an echo: the response's headers are sent with the first piece.
             if data := b"".join([writer.chunk(ref, item) for ref, item in arrived]):
                 yield data
         yield writer.end()
@@ -159,8 +160,8 @@ def finish_reason(sample: wire.Sample) -> str:
 
 
 def spelled(token: wire.TokenLogprob) -> Iterator[tuple[str, bytes, float]]:
-    """Name, bytes and logprob of a token, and then of each alternative. Names differ: a token that holds part of a
-    character is named by its bytes, in OpenAI's form, such as `bytes:\\xc3`."""
+    """Yields name, bytes and logprob of a token, and then of each alternative. A token that holds part of a character
+    is named by its bytes, in OpenAI's form, such as `bytes:\\xc3`, so that names differ."""
     texts = ((token.text, token.logprob), *((text, logprob) for _, text, logprob in token.top))
     spellings = (token.spelling, *(token.top_spellings or (b"",) * len(token.top)))
     for (text, logprob), spelling in zip(texts, spellings, strict=True):

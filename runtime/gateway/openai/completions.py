@@ -89,7 +89,7 @@ def _prompts(given: str | Sequence[str | TokenId | list[TokenId]]) -> Sequence[s
     if not 0 < len(prompts) <= MAX_PROMPTS:
         raise HTTPError(400, f"a request has 1 to {MAX_PROMPTS} prompts", param="prompt")
     if [] in prompts:
-        raise HTTPError(400, "a prompt of token ids must have at least one", param="prompt")
+        raise HTTPError(400, "a prompt of token ids must have at least one id", param="prompt")
     return prompts
 
 
@@ -104,14 +104,15 @@ class CompletionWriter(ChoiceWriter):
     """Writes one completion."""
 
     def __init__(self, body: CompletionRequest, n_choices: int) -> None:
-        """With `echo`, the values from n_choices on are the texts of the prompts. They arrive before the outputs."""
+        """n_choices: the number of outputs. With `echo`, the values from this number on are the texts of the prompts,
+        which arrive before the outputs."""
         super().__init__(body, "cmpl", "text_completion", "text_completion", b'"text":%s')
         self._n_choices = n_choices
         self._prompts: dict[int, str] = {}
         self._has_logprobs = body.logprobs is not None
         self._offsets: defaultdict[int, TextOffset] = defaultdict(TextOffset)
-        """Choice -> the offset behind its tokens so far. (The text sent may be shorter, since text that may begin a
-        stop waits.)"""
+        """Choice -> the offset after its tokens so far. (The text that was sent may be shorter, because text that may
+        begin a stop string is held back.)"""
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         if isinstance(item, wire.Value) and index >= self._n_choices:
@@ -148,12 +149,13 @@ class CompletionWriter(ChoiceWriter):
         for token in value.prompt:
             _, its_bytes, _ = next(spelled(token))
             of_prompt.move(its_bytes)
-        # the text lacks what the tokenizer adds before it: a begin-of-text token, a space
+        # `prompt` lacks what the tokenizer adds before it: a begin-of-text token, a space
         start = TextOffset(min(0, len(prompt) - of_prompt.n_chars))
         return {"text": prompt + sample.text, "logprobs": self._logprobs(tokens, start)}
 
     def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: TextOffset) -> dict[str, Any] | None:
-        """Logprobs in the form of completions. offset: of the first token in the text; moved behind the last one."""
+        """Logprobs in the form of completions. offset: the offset of the first token in the text. It is moved past the
+        last token."""
         if not self._has_logprobs:
             return None
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

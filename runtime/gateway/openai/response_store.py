@@ -21,16 +21,16 @@ from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 
 MAX_STORED = 1024
-"""Most responses that are kept for later requests. The least recently used are dropped first."""
+"""The most responses that are kept for later requests. The least recently used are dropped first."""
 SHARE = 0.25
-"""The part of the server's memory for one client (`max_client`), and of its programs (`max_programs`), that the stored
-responses of a tenant may take."""
+"""The share of the server's limits for one client, its memory (`max_client`) and programs (`max_programs`), that the
+stored responses of a tenant may take."""
 
 
 @dataclass
 class Conversation:
     """A program that later responses can continue. client: the connection to which the program belongs. states, refs:
-    the next free numbers. n_bytes: its turns, which the server keeps too."""
+    the next free numbers. n_bytes: the size of its turns, which the server keeps too."""
 
     client: Client
     program: ProgramHandle
@@ -44,8 +44,8 @@ class Conversation:
 
 
 class StoredResponse:
-    """A response that may be retrieved or continued. turns: the conversation, including the response's output.
-    n_bytes: what the payload takes here."""
+    """A response that may be retrieved or continued. turns: the conversation, including the response's output. n_bytes:
+    the size of the payload."""
 
     def __init__(self, tenant: str, payload: dict[str, Any], turns: list[ChatTurn], instructions: str | None) -> None:
         self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
@@ -54,14 +54,15 @@ class StoredResponse:
         self.state = 0
         """The number of the conversation's state that ends with this output."""
         self.writer: PromptWriter | None = None
-        """Has recorded the tool calls of that state."""
+        """The writer that has recorded the tool calls of that state."""
         self.is_open = False
         """Whether the turn of the output is still open in `state`."""
         self.task: asyncio.Task[None] | None = None
         """The task of a response in the background."""
 
     def drop(self) -> None:
-        """Called when no later request can name it: end its task, and have the server drop its state."""
+        """End the response's task, and have the server drop its state. Called when no later request can name the
+        response."""
         if self.task is not None:
             self.task.cancel()
         if self.conversation is not None:
@@ -77,8 +78,9 @@ class ResponseStore:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def put(self, stored: StoredResponse) -> None:
-        """Keep a response. Drops the least recently used: of all tenants above MAX_STORED, and of this tenant while its
-        conversations, or its payloads, take too much of what the server keeps for one client, or are too many."""
+        """Keep a response. Drops the least recently used responses: of all tenants, while there are more than
+        MAX_STORED; of this tenant, while it has too many conversations, or its conversations or payloads have too many
+        bytes (see SHARE)."""
         self._stored[stored.payload["id"]] = stored
         while len(self._stored) > MAX_STORED:
             self._drop(next(iter(self._stored.values())))
@@ -93,7 +95,7 @@ class ResponseStore:
             self._drop(one)
 
     def _held(self, tenant: str) -> tuple[int, int]:
-        """How many conversations a tenant has, and the bytes of them, or of all payloads if these are more."""
+        """The number of a tenant's conversations, and their bytes, or those of its payloads if these are more."""
         found = [one for one in self._stored.values() if one.tenant == tenant]
         conversations = {
             id(one.conversation): one.conversation.n_bytes for one in found if one.conversation is not None
@@ -114,5 +116,5 @@ class ResponseStore:
         return stored
 
     def pop(self, tenant: str, number: str) -> None:
-        """Forget a response. Raises HTTPError as `get`."""
+        """Forget a response. Raises the same HTTPError as `get`."""
         self._drop(self.get(tenant, number))

@@ -1,5 +1,5 @@
-"""/v1/responses: create, retrieve, cancel and delete responses. A response that follows another one continues that
-one's state on the server, with the tokens that the model generated."""
+"""/v1/responses: create, retrieve, cancel and delete responses. A response that follows another one continues the
+earlier one's state on the server, with the tokens that the model generated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
 
 
 def _unread(request: HTTPRequest) -> tuple[str, ...]:
-    """The fields that the model's chat template does not read."""
+    """The fields that have no effect because the model's chat template does not read them."""
     return () if chat_markers(request).reads_effort else ("reasoning.effort",)
 
 
@@ -78,7 +78,7 @@ def _system(body: ResponsePrompt) -> list[ChatTurn]:
 
 
 async def count_input(request: HTTPRequest) -> Reply:
-    """How many tokens the prompt of a response has."""
+    """Count the tokens of a response's prompt."""
     body = decode(request.body, ResponsePrompt)
     await adapter_of(request, body.model)
     before = _previous(request, body)
@@ -289,7 +289,7 @@ class ResponseRun:
 
 
 class ItemEvents:
-    """Collects the items of an output, and writes their events. output: gets the items."""
+    """Collects the items of an output, and writes their events. output: the list to which the items are added."""
 
     def __init__(self, output: list[dict[str, Any]], numbers: count[int], has_logprobs: bool) -> None:
         self._output, self._numbers, self._has_logprobs = output, numbers, has_logprobs

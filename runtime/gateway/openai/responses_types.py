@@ -35,7 +35,7 @@ from banyan.runtime.protocol.roles import ASSISTANT
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
-"""With the limits of OpenAI."""
+"""The limits are OpenAI's."""
 
 
 class InputText(Body, tag="input_text", tag_field="type"):

@@ -1,5 +1,5 @@
 """GET /: a page that shows what the server does, and the JSON that the page reads: the data of `banyan top`, of `banyan
-tree`, and an overview of programs. The server gives these to operators only."""
+tree`, and an overview of programs. The server gives this data to operators only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _static = Path(__file__).parent / "static"
 
 
 def _file(name: str, kind: str) -> Handler:
-    """A handler that sends a file of the page. It needs no API key, as only the data are protected."""
+    """A handler that sends a file of the page. Its route needs no API key, because only the data is protected."""
     headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
 
     async def answer(request: HTTPRequest) -> Reply:
@@ -54,7 +54,7 @@ async def tree(request: HTTPRequest) -> Reply:
 
 
 async def programs(request: HTTPRequest) -> Reply:
-    """The programs that run and that have ended lately."""
+    """The programs that run, and those that ended recently."""
     return json_reply(await _ask(request, "programs"))
 
 
@@ -88,7 +88,7 @@ async def show(request: HTTPRequest) -> Reply:
 
 
 async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"], limit: int = 0) -> Any:
-    """Ask the server. HTTPError: it refuses, because no operator asks."""
+    """Ask the server for the data `what`. HTTPError: it refuses, because the client is not an operator."""
     try:
         return await asyncio.to_thread(partial(request.client.ask, what, _SECONDS, limit))
     except RuntimeLost:

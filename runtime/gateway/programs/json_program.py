@@ -1,4 +1,4 @@
-"""A program given in JSON: turns its requests into messages, and tracks which of its values are missing."""
+"""A program given in JSON: turns its requests into messages, and tracks which of its values have not arrived."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class JSONProgram:
         limits = None if self._n_sent else body.limits
         data = wire.encode(wire.Submit(NUMBER, self._n_sent, body.ops, body.last, body.name, limits))
         if len(data) > self._max_message:
-            text = f"the ops take {len(data)} bytes; {self._max_message} are the most. Send them in several requests"
+            text = f"the ops take {len(data)} bytes; at most {self._max_message} are allowed. Use several requests"
             raise HTTPError(413, text, param="ops")
         self._n_sent += 1
         self._is_last = self._is_last or body.last

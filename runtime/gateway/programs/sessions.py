@@ -1,4 +1,4 @@
-"""Connections to the server that belong to one HTTP client each. To the server each is a separate client, so limits,
+"""Connections to the server, each for one HTTP client. To the server each connection is a separate client, so limits,
 fairness and the handling of lost clients are the same as on the socket."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from banyan.runtime.protocol import ipc, wire
 MAX_SESSIONS = 256
 """Most sessions of one tenant at a time."""
 MAX_WAITING = 64 << 20
-"""Most bytes that wait for a client that does not read. Beyond that it loses its session."""
+"""The most bytes that wait for a client that does not read. A client with more loses its session."""
 WELCOME_SECONDS = 10.0
 
 
@@ -80,7 +80,7 @@ class Session:
         return arrived
 
     def _take(self) -> None:
-        """Read all messages: libzmq reports only once that there are some."""
+        """Read all messages that have arrived, because libzmq reports new messages only once."""
         if self._socket.closed:
             return
         is_gone = self._is_watched and ipc.drain(self._monitor)
@@ -90,7 +90,7 @@ class Session:
                 self._n_waiting += len(data)
         if self._n_waiting > MAX_WAITING:
             self._arrived.clear()
-            self.close()  # now: its response, which waits for the client too, may end minutes later
+            self.close()  # now, because the response, which also waits for the client, may end minutes later
             self._wake()
         elif is_gone:
             self.end()
@@ -98,7 +98,7 @@ class Session:
             self._wake()
 
     def end(self) -> None:
-        """Called when no more messages will come from the server."""
+        """Mark the session as over, because no more messages will come from the server."""
         self.is_over = True
         self._wake()
 
@@ -160,12 +160,12 @@ class Sessions:
         return session
 
     def end(self) -> None:
-        """End all sessions, and with them their responses, because the process is ending."""
+        """End all sessions, and with them their responses, when the process ends."""
         for session in self._sessions.values():
             session.end()
 
     def close(self, session: Session) -> None:
-        """Idempotent."""
+        """Close a session and remove it. Idempotent."""
         if self._sessions.pop(session.id, None) is not None:
             self._n_of[session.tenant] -= 1
             if not self._n_of[session.tenant]:

@@ -106,7 +106,7 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
 
 
 class _HeaderReader:
-    """Reads one value after the other."""
+    """Reads the values of a header in their order."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self._at = file, data, 0
@@ -186,7 +186,8 @@ class _HeaderReader:
         return self._data[start : self._at]
 
     def _checked(self, count: int, width: int) -> int:
-        """Returns `count`, if the header has room for as many values of at least `width` bytes."""
+        """Returns `count`. BadModel: the rest of the header has no room for so many values of at least `width`
+        bytes."""
         if count > (self._end - self._at) // width:
             raise BadModel(
                 f"{self._file} is truncated or broken: at byte {self._at} its header announces {count:,} values of at "

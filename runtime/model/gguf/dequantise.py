@@ -34,7 +34,7 @@ class _Groups(NamedTuple):
 
 
 def read_tensor(stored: Stored, dtype: torch.dtype) -> Tensor:
-    """A tensor on the CPU in `dtype`. OSError, ValueError: the file cannot be read."""
+    """Reads a tensor to the CPU and converts it to `dtype`. OSError, ValueError: the file cannot be read."""
     block = FORMATS[stored.dtype].block
     out = torch.empty(stored.shape, dtype=dtype)
 
@@ -97,7 +97,7 @@ def _read(stored: Stored, convert: Callable[..., None], outputs: Sequence[Tensor
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at a byte of each block, as float32 [n_blocks, 1, 1]."""
+    """The float16 at byte `at` of each block, as float32 [n_blocks, 1, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()[:, None]
 
 
@@ -112,7 +112,7 @@ def _one_group(packed: Tensor) -> Tensor:
 
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """The 32 bits at a byte of each block, times 16: [n_blocks, 1, 32]."""
+    """The 32 bits from byte `at` of each block, the fifth bits of its weights, times 16: [n_blocks, 1, 32]."""
     bits = blocks[:, at : at + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
     return bits.flatten(1)[:, None] << 4
 
@@ -161,8 +161,8 @@ def _q5_k(blocks: Tensor) -> _Groups:
 
 
 def _q6_k(blocks: Tensor) -> _Groups:
-    """Two halves of 128 weights; a half has 4 groups of 32, of which 64 bytes hold the low 4 bits and 32 bytes the high
-    2. Each 16 weights have a scale of 8 bits."""
+    """A block is two halves of 128 weights, in 4 groups of 32. For each half, 64 bytes hold the low 4 bits of the
+    weights, and 32 bytes the high 2 bits. Every 16 weights share a scale of 8 bits."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)  # [n_blocks, 2, 4, 32]
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3

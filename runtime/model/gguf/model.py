@@ -1,5 +1,5 @@
-"""Presents a GGUF file as a model directory: the configuration and tokenizer files that its metadata stands for, and
-its tensors by the names that they have in a safetensors checkpoint."""
+"""Presents a GGUF file as a model directory: makes the configuration and tokenizer files from its metadata, and gives
+its tensors the names that they have in a safetensors checkpoint."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class GgufModel(NamedTuple):
         """The rows of a tensor in the order of the checkpoint that was converted."""
         if self.config["model_type"] not in ("llama", "mistral") or not re.search(r"\.[qk]_proj\.", name):
             return tensor
-        # llama.cpp rotates neighbouring dimensions, so it puts row j of a head's first half beside row j of the second.
+        # llama.cpp rotates neighbouring dimensions, so GGUF has row j of a head's first half beside row j of its second
+        # half.
         heads = self.config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
@@ -166,7 +167,7 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
         rope.setdefault("rope_type", "linear")
     if rope.get("rope_type", "none") != "none":
         config["rope_scaling"] = rope
-    if "rope_freqs.weight" in stored:  # Llama 3.1's scaling, as the divisor of each frequency
+    if "rope_freqs.weight" in stored:  # Llama 3.1's scaling, as a divisor for each frequency
         factors = read_floats(stored["rope_freqs.weight"])
         reach = config["max_position_embeddings"]
         config["rope_scaling"] = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors,

@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata, as tokenizer.json and tokenizer_config.json.
+"""Converts the tokenizer in a GGUF file's metadata to tokenizer.json and tokenizer_config.json.
 
 Two kinds are supported: byte-level BPE ("gpt2"), for which GGUF only names the regex that splits text, and
 SentencePiece ("llama"), whose merges follow from the scores of its pieces.
@@ -10,22 +10,23 @@ from typing import Any
 
 from banyan.runtime.errors import BadModel, Unsupported
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of a token, the others are pieces of text
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of tokens; tokens of other types are pieces of text
 _SPACE = "\u2581"
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>",
                  "<|endoftext|>", "<|end_of_text|>")  # fmt: skip
-"""Control tokens that end an output, as in llama.cpp: many files name only one of theirs."""
+"""Control tokens that end an output, as in llama.cpp. They are needed because many files name only one of their own."""
 
 WORDS, ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def gpt_4(digits: str, words: str = WORDS) -> str:
-    """The regex of a word for a tokenizer like GPT-4's. digits: of a number. words: of the ends of English words."""
+    """The regex of a word for a tokenizer like GPT-4's. digits: the regex of a number. words: the regex of
+    contractions, such as 'll."""
     return rf"{words}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{ENDS}"
 
 
 def o200k(digits: str, words: str) -> str:
-    """The same for GPT-4o's."""
+    """The regex of a word for a tokenizer like GPT-4o's. digits, words: as for `gpt_4`."""
     start, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     cased = rf"{start}{upper}*{lower}+{words}|{start}{upper}+{lower}*{words}"
     return rf"{cased}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{ENDS}"
@@ -63,7 +64,7 @@ def _tokens(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
 
 
 def _id(metadata: dict[str, Any], name: str) -> int | None:
-    """The id of the token that plays a role, None if no token does."""
+    """The id of the token with the role `name`, such as eos; None: there is none."""
     i: int | None = _key(metadata, f"{name}_token_id", int)
     return i if i is None or 0 <= i < len(_tokens(metadata)[0]) else None
 

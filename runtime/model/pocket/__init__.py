@@ -1,4 +1,4 @@
-"""The models that ship with Banyan: `pocket`, the embedded default, and `draft`, a smaller one that drafts for it."""
+"""The models that ship with Banyan: `pocket`, the default model, and `draft`, a smaller draft model for it."""
 
 from pathlib import Path
 

@@ -80,7 +80,7 @@ PACKED = {
     "bitsandbytes-4bit": PackedWeight("weight", "U8"),
 }
 EXPERTS = "_blocks", "_scales"
-"""The ends of the names in which gpt-oss stores the experts' weights in MXFP4."""
+"""The ends of the names of the tensors in which gpt-oss stores experts in MXFP4."""
 _BITS = {"I32": 32, "U8": 8, "I8": 8, "F8_E4M3": 8}
 _INSTEAD = "load a checkpoint in a supported format, or in 16 bits (on a CPU weight_dtype='int8' quantizes it)"
 
@@ -137,7 +137,7 @@ def split(name: str) -> tuple[str, str]:
 
 def _fits(target: str, module: str) -> bool:
     """Whether a target's pattern matches the start of a module's name. Unsupported: re2 cannot read the pattern."""
-    import re2  # linear time, unlike re, since a checkpoint brings the pattern
+    import re2  # takes linear time, unlike re; the pattern comes from the checkpoint
 
     try:
         return target.startswith("re:") and re2.match(target[3:], module) is not None

@@ -109,8 +109,8 @@ def quantise(source: Path, out: Path, ids: Sequence[int], method: Method, n_bits
 
 def _round(model: Decoder, layer: Layer, raw: dict[str, Tensor], texts: Sequence[Tensor], method: Method,
            how: tuple[int, int, torch.dtype]) -> tuple[Layer, dict[str, Grouped]]:  # fmt: skip
-    """Quantises a layer. Returns the layer with rounded weights, and these weights. raw: the weights in float32. texts:
-    the layer's inputs. how: the further arguments of the method, after the weight and the products."""
+    """Quantises a layer. Returns the layer, with rounded weights unless the method is rtn, and the quantised weights.
+    raw: the weights in float32. texts: the layer's inputs. how: n_bits, group and dtype, as for `rtn`."""
     if method == "rtn":
         return layer, {field: rtn(weight, *how) for field, weight in raw.items()}
     observed: dict[str, Any] = {field: Observed(getattr(layer, field)) for field in _PARTS}
@@ -155,8 +155,9 @@ def _decoder(path: Path, weight_dtype: str = "dtype") -> Decoder:
 
 
 def _balanced(layer: Layer, raw: dict[str, Tensor], factors: dict[str, Tensor]) -> tuple[Layer, dict[str, Tensor]]:
-    """Multiplies the inputs of the layer's weights by factors, and divides the norm (or the rows of `up`) that computes
-    these inputs by the same factors. The inputs of `out` are values that heads share, so they are not changed."""
+    """Multiplies the columns of the layer's weights by factors, and divides the norm (or the rows of `up`) that
+    computes their inputs by the same factors. The inputs of `out` are values that heads share, so they are not
+    changed."""
     raw = {field: weight * factors.get(field, 1.0) for field, weight in raw.items()}
     back = torch.cat([torch.ones_like(factors["down"]), 1 / factors["down"]])  # gate and up
     raw["gate_up"] *= back[:, None]
@@ -227,7 +228,7 @@ def _write(source: Path, out: Path, tensors: dict[str, Tensor], n_bits: int, gro
         "ignore": ["lm_head"],
         "kv_cache_scheme": None,
     }
-    # a GGUF file has no such files
+    # the config.json of a GGUF file has no architectures
     config.setdefault("architectures", [f"{config['model_type'].capitalize()}ForCausalLM"])
     out.mkdir(parents=True)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

@@ -12,7 +12,7 @@ from banyan.runtime.model.weights import Checkpoint
 
 _SCALES = "weight_scale_inv", "weight_scale"
 _BLOCK = 128, 128
-"""Outputs and inputs with one scale, if the scales form a grid and the configuration does not give its size."""
+"""Outputs and inputs per scale, if the scales form a grid and the configuration does not give its block size."""
 
 
 def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:

@@ -1,4 +1,4 @@
-"""The tensors of one linear layer, and what the readers of the formats share."""
+"""The tensors of one linear layer, and functions that the readers of all formats share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from banyan.runtime.model.weights import Checkpoint
 
 ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
                "activation_scale", "q_scale", "k_scale", "v_scale")  # fmt: skip
-"""Tensors with scales of activations and of the KV cache. They are ignored, because neither is quantised by them."""
+"""Tensors with scales of activations and of the KV cache. They are ignored, because we do not quantise these with
+stored scales."""
 
 
 class StoredLayer:
-    """The tensors of the layer `name`, by the rest of their names."""
+    """The tensors of the layer `name`. A tensor is named by its suffix, the rest of its name after the layer's."""
 
     def __init__(self, weights: Checkpoint, name: str) -> None:
         self.name = name
@@ -65,14 +66,14 @@ def unpack(words: Tensor, n_bits: int) -> Tensor:
 
 
 def pack(numbers: Tensor, n_bits: int) -> Tensor:
-    """The opposite of `unpack`, in int32: the last word of a row is filled with zeros."""
+    """The inverse of `unpack`, to int32. The last word of a row is filled up with zeros."""
     numbers = F.pad(numbers, (0, -numbers.shape[1] % (32 // n_bits)))
     return (numbers if n_bits == 8 else numbers[:, ::2] | numbers[:, 1::2] << 4).contiguous().view(torch.int32)
 
 
 def grouped(layer: StoredLayer, numbers: Tensor, scale: Tensor, zero: Tensor | None, n_bits: int, group: int = -1,
             index: Tensor | None = None) -> Grouped | Tensor:  # fmt: skip
-    """Make the weight (numbers - zero) * scale; zero point and scale are those of the input's group.
+    """Make the weight (numbers - zero) * scale, with the zero point and scale of each input's group.
 
     numbers  uint8 [n_out, n_in], 0 to 2^n_bits - 1
     scale    float32 [n_out, n_groups]

@@ -31,7 +31,8 @@ READERS: dict[str, Callable[[StoredLayer, Scheme], Grouped | Tensor]] = {
 def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: str, n_out: int, n_in: int
                 ) -> Grouped | Tensor:  # fmt: skip
     """Read the weight of the linear layer `name`: Grouped, or floats [n_out, n_in] if it is stored in floats or its
-    format has no groups of integers. BadModel: the checkpoint is broken; Unsupported: it has something unknown."""
+    format has no groups of integers. BadModel: the checkpoint is broken; Unsupported: the layer has a tensor or dtype
+    that is not of its format."""
     if quantisation is None or not quantisation.packs(weights.tensors, name):
         return weights.take(f"{name}.weight", n_out, n_in)
     if isinstance(weights, Headers):
@@ -39,7 +40,7 @@ def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: st
     weight = _read(weights, quantisation, name)
     shape = weight.numbers.shape if isinstance(weight, Grouped) else weight.shape
     if shape != (n_out, n_in):
-        raise BadModel(f"{name}.weight has shape {list(shape)}, but the configuration makes it {[n_out, n_in]}")
+        raise BadModel(f"{name}.weight has shape {list(shape)}, but the configuration requires {[n_out, n_in]}")
     return weight
 
 
@@ -88,7 +89,7 @@ def _read(weights: Checkpoint, quantisation: Quantisation, name: str) -> Grouped
 
 
 def _experts(weights: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
-    """gpt-oss's experts [n, n_in, n_out]."""
+    """Read gpt-oss's experts, dequantised: [n, n_in, n_out]."""
     blocks, scales = (weights.take(f"{name}{end}", dtype="U8") for end in EXPERTS)
     if blocks.ndim != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
         shapes = f"{list(blocks.shape)}, which do not fit scales of shape {list(scales.shape)}"

@@ -1,5 +1,5 @@
-"""Rounds a weight to 8 or 4 bits: to the nearest numbers (rtn), or so that the layer's outputs change little, given the
-products of its inputs on a text (gptq, awq, smoothquant)."""
+"""Rounds a weight to 8 or 4 bits: to the nearest numbers (rtn), or so that the layer's outputs change little (gptq,
+awq, smoothquant, which use its inputs on a text)."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch
 
 def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Tensor:
     """Finds the factors [n_in] with which `rtn` changes the layer's outputs least, if the weight's columns are
-    multiplied by them and the inputs divided: a power of the inputs' size (Lin et al., AWQ: activation-aware weight
-    quantization, 2023)."""
+    multiplied by them and the inputs divided. The factors are a power of the inputs' size (Lin et al., AWQ:
+    activation-aware weight quantization, 2023)."""
     size = products.diagonal().sqrt()
     size = size.clamp(min=float(size.max()) * 1e-4 + 1e-8)
     best, least = torch.ones_like(size), float("inf")
@@ -73,8 +73,8 @@ def smoothquant(weight: Tensor, largest: Tensor) -> Tensor:
 
 
 def _scale(groups: Tensor, n_bits: int, dtype: torch.dtype) -> Tensor:
-    """The scale of each group [..., group]. In 8 bits, the largest number becomes 127. In 4 bits it becomes about -8,
-    scaled by the factor that minimises the sum of the squared errors."""
+    """The scale of each group [..., group]. In 8 bits, the largest number becomes 127 or -127. In 4 bits it becomes
+    about -8; of 13 scales, the one with the least sum of squared errors is taken."""
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
     if n_bits == 8:
         return _stored(largest.abs() / 127, dtype)
@@ -88,7 +88,7 @@ def _scale(groups: Tensor, n_bits: int, dtype: torch.dtype) -> Tensor:
 
 
 def _stored(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """A scale as it is read back; 1 for a group of zeros."""
+    """A scale rounded to `dtype`, as it will be read from the checkpoint; 1 for a group of zeros."""
     scale = scale.to(dtype).float()
     return scale.where(scale != 0, 1.0)
 

@@ -337,7 +337,7 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
         ("nf4", {}, replace(STATE, described("{")), BadModel, "quant_state cannot be read"),
         ("nf4", {}, replace(STATE, described('{"shape": [64, 64], "blocksize": 1000000000}')), BadModel, "quant_state"),
         ("nf4", {}, replace(STATE, described('{"shape": [9999999, 64], "blocksize": 64}')), BadModel, "has shape"),
-        ("nf4", {}, replace(STATE, described('{"shape": [128, 32], "blocksize": 64}')), BadModel, "makes it .64, 64"),
+        ("nf4", {}, replace(STATE, described('{"shape": [128, 32], "blocksize": 64}')), BadModel, "requires .64, 64"),
         ("nf4", {}, replace("weight.quant_map", lambda t: t[:8]), BadModel, "quant_map has shape"),
         ("bnb-int8", {}, replace("weight_format", lambda t: t + 1), BadModel, "weight_format must be 0"),
         ("bnb-int8", {}, replace("SCB", lambda t: t[:8]), BadModel, "SCB has shape"),
@@ -363,7 +363,7 @@ def test_few_bits_without_a_description_are_refused(pack):
     config = json.loads((path / "config.json").read_text())
     del config["quantization_config"]
     (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Unsupported, match=r"is stored as I8, but config\.json makes it a float"):
+    with pytest.raises(Unsupported, match=r"is stored as I8, but config\.json requires a float"):
         load(path)
 
 

@@ -64,7 +64,7 @@ def test_missing_tensor_and_wrong_shape_are_named(tmp_path):
     with Checkpoint(write(tmp_path / "model.safetensors", a=torch.ones(2, 3))) as checkpoint:
         with pytest.raises(BadModel, match=r"no tensor model.norm.weight"):
             checkpoint.take("model.norm.weight", 4)
-        with pytest.raises(BadModel, match=r"a has shape \[2, 3\], but the configuration makes it \[3, 2\]"):
+        with pytest.raises(BadModel, match=r"a has shape \[2, 3\], but the configuration requires \[3, 2\]"):
             checkpoint.take("a", 3, 2)
 
 
