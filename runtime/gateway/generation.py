@@ -102,8 +102,8 @@ def check_copies(gen: wire.Gen, n: int) -> None:
 
 
 def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
-    """The ops for `n` outputs of `gen`. Their values are numbered from `gen.ref` on. Each output has a branch (a state,
-    numbered from `child` on), so that all of them can stream."""
+    """The ops for `n` outputs of `gen`. Their values are numbered from `gen.ref` on. Several outputs have a branch each
+    (a state, numbered from `child` on), so that all of them can stream."""
     if n == 1:
         return [gen]
     children = tuple(range(child, child + n))

@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that all families have. All have RMSNorm before attention and MLP, rotary positions and SwiGLU."""
+    """The fields of all families, which have RMSNorm before attention and MLP, rotary positions and SwiGLU."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096

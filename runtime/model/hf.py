@@ -672,7 +672,7 @@ def _freeze_rope(model: nn.Module, context: int) -> None:
 
 def _freeze_temperature(model: nn.Module) -> None:
     """Turns off the scaling of queries by position in transformers' code, which counts positions from the batch's
-    start; `_attention` does it instead."""
+    start; `_attention` scales them instead."""
     module: Any
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:

@@ -1,9 +1,9 @@
 """A linear layer. On a CPU its weight is packed when it is loaded, for the native library or for oneDNN.
 
 torch computes float32 on a CPU with MKL, which is slow on AMD. oneDNN with packed weights is 2 to 4.5 times faster at 1
-to 256 rows (8192 x 2048, 2 cores of AMD EPYC Zen 5, torch 2.13) at the same accuracy. Its two ops are private to torch,
-so they are tested once; if they fail, F.linear is used. The native library (`kernels/linear/cpu.py`) is as fast as
-oneDNN on many rows and faster on few.
+to 256 rows (8192 x 2048, 2 cores of AMD EPYC Zen 5, torch 2.13) at the same accuracy. The two ops for it are private to
+torch, so they are tested once; if they fail, F.linear is used. The native library (`kernels/linear/cpu.py`) is as fast
+as oneDNN on many rows and faster on few.
 """
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ def version(path: Path) -> str:
 
 def fingerprint(path: Path) -> bytes:
     """Identifies the weights in a directory on any machine: a 16-byte digest of config.json, and of each tensor's name,
-    shape, place, and samples from its start, middle and end. Takes 10 ms for 300 tensors. Changes elsewhere in a tensor
-    are not detected; `version` detects them."""
+    dtype, shape, offset, and samples from its start, middle and end. Takes 10 ms for 300 tensors. Changes elsewhere in
+    a tensor are not detected; `version` detects them."""
     state = blake2b(digest_size=16)
     with suppress(FileNotFoundError):
         state.update(gguf.read_bytes(path / "config.json"))

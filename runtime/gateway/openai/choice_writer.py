@@ -46,7 +46,7 @@ class ShownTokens:
     before it if the engine generated both in one step, but the output does not contain their text."""
 
     def __init__(self) -> None:
-        self._text, self._end = TextOffset(), 0  # of the tokens taken, and of the text
+        self._text, self._end = TextOffset(), 0  # ends of the tokens taken, and of the text
         self._waiting: tuple[wire.TokenLogprob, ...] = ()
 
     def take(self, text: str, tokens: tuple[wire.TokenLogprob, ...]) -> tuple[wire.TokenLogprob, ...]:

@@ -68,7 +68,7 @@ def _previous(request: HTTPRequest, body: ResponsePrompt) -> StoredResponse | No
         return None
     before = request.gateway.responses.get(request.tenant, body.previous_response_id, "previous_response_id")
     if before.payload["status"] not in ("completed", "incomplete"):
-        text = f"the previous response is {before.payload['status']}; only one that has ended can be followed"
+        text = f"the previous response is {before.payload['status']}; it must be completed or incomplete"
         raise HTTPError(400, text, param="previous_response_id")
     return before
 

@@ -12,7 +12,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_OPS
 
 NUMBER = 0
-"""The number of the program. Each program has a connection of its own."""
+"""The number of every program, because each has a connection of its own."""
 
 
 class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class JSONProgram:
             text = "an earlier request said `last`, or left it at its default; now the program takes only results"
             raise HTTPError(400, text, param="ops")
         if any(isinstance(op, wire.Use) for op in body.ops):
-            raise HTTPError(400, "a use needs a template, which only Banyan's own client defines", param="ops")
+            raise HTTPError(400, "the op `use` needs a template, which only Banyan's own client defines", param="ops")
         limits = None if self._n_sent else body.limits
         data = wire.encode(wire.Submit(NUMBER, self._n_sent, body.ops, body.last, body.name, limits))
         if len(data) > self._max_message:

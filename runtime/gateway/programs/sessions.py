@@ -18,7 +18,7 @@ from banyan.runtime.gateway.programs.json_program import JSONProgram
 from banyan.runtime.protocol import ipc, wire
 
 MAX_SESSIONS = 256
-"""Most sessions of one tenant at a time."""
+"""The most sessions of one tenant at a time."""
 MAX_WAITING = 64 << 20
 """The most bytes that wait for a client that does not read. A client with more loses its session."""
 WELCOME_SECONDS = 10.0
@@ -63,7 +63,7 @@ class Session:
             return
         with contextlib.suppress(zmq.Again):  # the server is gone, which the monitor reports
             self._socket.send(data, zmq.NOBLOCK)
-        self._take()  # sending may consume the event of an arrival
+        self._take()  # sending may clear the event that announces a message
 
     def keep_alive(self) -> None:
         """Send heartbeats from now on. Banyan's own client sends them itself."""

@@ -90,7 +90,7 @@ def parse(config: Mapping[str, Any]) -> Quantisation | None:
     option of it, is not supported; BadModel: a value is invalid."""
     found = config.get("quantization_config") or config.get("compression_config")
     if _is_mlx(found or config.get("quantization")):
-        raise Unsupported("the weights are in the format of MLX (Apple); load the model that it was made from")
+        raise Unsupported("the weights are in the format of MLX (Apple); load the model that they were made from")
     if not found:
         return None
     if not isinstance(found, dict):

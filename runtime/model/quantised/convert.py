@@ -48,7 +48,8 @@ class Loss(NamedTuple):
 
 
 class Observed:
-    """A linear layer that adds up the products of its inputs, x^T x [n_in, n_in], and keeps the largest of each."""
+    """A linear layer that adds up the products of its inputs, x^T x [n_in, n_in], and keeps the largest absolute value
+    of each input."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear

@@ -270,7 +270,7 @@ def test_unknown_formats_are_refused_by_name(config, error, message):
 @pytest.mark.parametrize("fields", [["quantization"], ["quantization_config"], ["quantization", "quantization_config"]])
 def test_format_of_mlx_is_named(fields):
     config = {field: {"group_size": 64, "bits": 4, "mode": "affine"} for field in fields}
-    with pytest.raises(Unsupported, match=r"in the format of MLX \(Apple\); load the model that it was made from"):
+    with pytest.raises(Unsupported, match=r"in the format of MLX \(Apple\); load the model that they were made from"):
         quantised.parse(config)
 
 
