@@ -17,9 +17,9 @@ A page that is freed may be claimed and written again by the next step. So steps
 pass) must reach the device in the order in which they were planned.
 
 Related files: `inflight.py` indexes what requests are computing right now; `hints.py` is what programs say about the
-future; `policy.py` orders the evictions of the rest; `host_tier.py` moves pages to host memory and back; `states.py`
-has the recurrent states of models that have one, and `windows.py` the pages of layers with a sliding window: without
-these, a prefix cannot be continued.
+future; `policy.py` orders the eviction of nodes without hints; `host_tier.py` moves pages to host memory and back;
+`states.py` has the recurrent states of models that have one, and `windows.py` the pages of layers with a sliding
+window: without these, a prefix cannot be continued.
 
 Not thread-safe: one loop owns a cache. The cache has no clock; ages are the order of unlocks, and `tick` sets the step.
 """
@@ -53,16 +53,16 @@ class Lease:
         self.cache = cache
         self.is_open = True
         self.pages: list[int] = []  # read-only for callers; in order of slots
-        self.n_cached = 0  # tokens that were in the tree when it was opened; the next one is the first to compute
-        self.n_host = 0  # those of the n_cached tokens that were in host memory
-        self.n_matched = 0  # tokens whose pages were found; more than n_cached if a recurrent state is missing
+        self.n_cached = 0  # tokens that `open` found in the tree; token n_cached is the first to compute
+        self.n_host = 0  # how many of the n_cached tokens were in host memory
+        self.n_matched = 0  # tokens that the tree has; more than n_cached if, say, a recurrent state is missing
         self.state = -1  # slot of the recurrent state after the computed tokens
         self.states: dict[int, int] = {}  # states to publish: position -> slot
         self.window: WindowTable | None = None  # pages of windowed layers, if these have pages of their own
         self.priority = priority
         self.owner = owner
         self.node = node  # the node in which the published tokens end; locked
-        self._source: Node | None = None  # below `node`; its first page is to be copied; locked
+        self._source: Node | None = None  # a locked node below `node`, whose first page is copied
         self._copies: list[tuple[int, int, int]] = []
         self._start = -1  # slot of the recurrent state after the first n_cached tokens
         self._ids = ids  # token ids that `open` and `publish` were given
@@ -81,8 +81,8 @@ class Lease:
         return len(self.pages) - -(-self.node.end // self.cache.page)
 
     def take_copies(self) -> list[tuple[int, int, int]]:
-        """(source page, destination page, n_slots) to copy before the lease's next forward pass. A page of windowed
-        layers is ~page, which is negative. Returns each once."""
+        """The copies to make before the lease's next forward pass: (source page, destination page, n_slots). Page p of
+        windowed layers is given as ~p, which is negative. Returns each copy once."""
         copies, self._copies = self._copies, []
         if self.window is not None:
             copies += self.window.copies
@@ -90,7 +90,8 @@ class Lease:
         return copies
 
     def claim_state(self) -> None:
-        """Claims the slot of the lease's recurrent state, and orders the copy of the state after the cached tokens."""
+        """Claims a slot for the lease's recurrent state, and orders a copy of the state after the cached tokens to
+        it."""
         if self.cache.states is not None:
             self.state = self.cache.states.claim_copy(self._start)
 
@@ -104,14 +105,14 @@ class Lease:
         return slot
 
     def keep_last_state(self, position: int) -> None:
-        """Keeps the lease's own slot for the state after `position` tokens, which is the state that the slot has now,
-        unless another slot is kept for it already. Afterwards the lease computes nothing more."""
+        """Keeps the lease's own slot, which holds the state after `position` tokens, unless another slot is kept for
+        this position. `publish` then stores the state. Afterwards the lease must compute nothing more."""
         if self.state >= 0 and position not in self.states:
             self.states[position], self.state = self.state, -1
 
     def grow(self, n_slots: int) -> bool:
-        """Makes room for `n_slots` tokens in all, by eviction if needed. Never shrinks. False, with nothing changed, if
-        there are not enough pages now."""
+        """Makes room for `n_slots` tokens in all, by eviction if needed. Never shrinks. Returns False, and leaves the
+        lease unchanged, if there are not enough pages now."""
         self._must_be_open()
         n = -(-n_slots // self.cache.page) - len(self.pages)
         pages: list[int] = []
@@ -124,7 +125,8 @@ class Lease:
         return True
 
     def shrink(self, n_slots: int) -> None:
-        """Frees whole pages after `n_slots` tokens (of rejected drafts, say), but no published or copied ones."""
+        """Frees the pages after those of the first `n_slots` tokens, for example pages of rejected drafts. Keeps
+        published and copied pages."""
         n_kept = -(-max(n_slots, self._n_computed) // self.cache.page)
         self.cache._give_back(self.pages[n_kept:])
         del self.pages[n_kept:]
@@ -133,7 +135,7 @@ class Lease:
 
     def publish(self, ids: bytes, is_query: bool = True) -> None:
         """Store the tokens `ids` in the tree, from the first one on. Forward passes must have computed their KV.
-        is_query: whether the statistics count the lease, as they count prompts.
+        is_query: whether the statistics of hits count the lease's prompt.
 
         `ids` continues what was published before, and has at most `n_slots` tokens. If another lease has published the
         same tokens meanwhile, this one continues on the tree's pages and its duplicates are freed: read `pages` again.
@@ -143,7 +145,7 @@ class Lease:
         if n > self.n_slots:
             raise ValueError(f"{n} tokens are published, but the lease has {self.n_slots} slots")
         if self._copies:
-            raise ValueError("tokens are published before the lease's copies were taken, so they cannot be computed")
+            raise ValueError("the lease has copies that were not made; call take_copies before you compute and publish")
         if is_query and not self._is_counted:
             self._is_counted = True
             cache.tally.add(self.owner, len(self._ids) // 4, self.n_cached, self.n_host)
@@ -163,8 +165,8 @@ class Lease:
             self.window.leave_behind(self._n_computed)
 
     def _store_state(self, position: int, ids: bytes) -> None:
-        """Moves a state to the tree. The node that has the last tokens may come from another lease; if no node has
-        them, the state is freed."""
+        """Moves the kept state after `position` tokens to the node in which these tokens end; another lease may have
+        stored that node. Frees the state if the tree does not have the tokens."""
         states, tree = self.cache.states, self.cache.tree
         assert states is not None
         node, n = tree.match(tree.root(self._namespace), ids, position)
@@ -175,7 +177,7 @@ class Lease:
             states.give(slot)
 
     def close(self) -> None:
-        """Unlocks what is published and frees the rest. A second call does nothing."""
+        """Unlocks the published pages and frees the others. A second call does nothing."""
         if not self.is_open:
             return
         self.is_open = False
@@ -240,7 +242,7 @@ class Cache:
         if policy not in POLICIES:
             raise ValueError(f"unknown policy {policy!r}; choose one of {', '.join(POLICIES)}")
         if window is not None and (n_host or n_states):
-            raise ValueError("windowed layers have pages of their own only without host memory and recurrent states")
+            raise ValueError("a cache with pages of windowed layers cannot have host memory or recurrent states")
         self.n_pages = n_pages
         self.page = page
         self.enabled = enabled
@@ -272,9 +274,9 @@ class Cache:
         priority   for the eviction policy `priority`
         owner      the program, for the statistics
 
-        Claims no page except the destination of a copy, and that only if all of `ids` fits beside the source; else
-        `n_cached` ends before that page. So a lease that is alone can grow to all of its ids if the pool is large
-        enough.
+        Claims no page except the destination of a copy. Claims that only if all of `ids` fits into the pages that are
+        available while the source is locked; else `n_cached` ends before that page. So a lease that is alone can grow
+        to all of its ids if the pool is large enough.
         """
         tree, page = self.tree, self.page
         n_ids = n_tokens(ids)
@@ -313,7 +315,7 @@ class Cache:
             else:
                 tree.unlock(source, node)
                 n -= n_rest
-                if self._resumable is not None:  # perhaps a text cannot go on at n
+                if self._resumable is not None:  # perhaps the text cannot be continued from n
                     lease.close()
                     return self.open(ids, namespace, n, priority, owner)
         lease.n_cached = lease._n_computed = n
@@ -326,8 +328,8 @@ class Cache:
         return self.probe(ids, namespace, limit)[0]
 
     def probe(self, ids: bytes, namespace: bytes, limit: int) -> tuple[int, int]:
-        """How many tokens of a prefix a lease would find now, and how many of the available pages it would take for
-        them: pages of the tree that nobody locks, pages for those in host memory, and one for a copy."""
+        """How many tokens of a prefix a lease would find now, and by how many pages it would reduce `n_available`: by
+        unlocked pages of the tree, by pages for tokens in host memory, and by one for a copy."""
         if (root := self.tree.roots.get(namespace)) is None:
             return 0, 0
         node, n = self.tree.match(root, ids, limit)
@@ -349,9 +351,9 @@ class Cache:
         return node, n, max(0, n - n_before)
 
     def _place(self, node: Node, n: int) -> tuple[Node, Node | None, int]:
-        """Decide which node a lease on n tokens locks; the tokens end in `node`, which is split if it has more than the
+        """Decide which node a lease on n tokens locks. The tokens end in `node`, which is split if it has more than the
         lease needs. Returns the node to lock, the node whose first page the lease copies (None: nothing to copy), and
-        how many slots of that page."""
+        how many slots of that page it copies."""
         n_rest = n % self.page
         if n == node.end and (not n_rest or not node.n_locks):  # at a page border, or in a page that the lease may fill
             return node, None, 0
@@ -399,7 +401,7 @@ class Cache:
             self.readmit()
 
     def readmit(self) -> None:
-        """Frees quarantined pages. Only while no lease is open that could have had them."""
+        """Frees quarantined pages. Call it only when no open lease can still use them."""
         self.pool.give(list(self.quarantined))
         self.quarantined.clear()
 
@@ -428,7 +430,7 @@ class Cache:
 
     def listen(self, first: int = 0) -> CacheEvents:
         """Returns the log of pages that are stored on the device and pages that leave it. The first call starts the
-        recording. first: the number of the first recorded event; only the first call uses it."""
+        log, at event number `first`; later calls ignore `first`."""
         if self.events is None:
             self.events = self.tree.listener = CacheEvents(self.tree, first)
         return self.events
@@ -474,7 +476,7 @@ class Cache:
 
 
 def _pages(node: Node) -> list[int]:
-    """The pages from the root to the end of a node. A loop: with a generator a lease takes a tenth longer."""
+    """The pages from the root to the end of a node. A loop, because a generator makes `open` a tenth slower."""
     path = [node.pages]
     while node.parent:
         node = node.parent

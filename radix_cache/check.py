@@ -97,11 +97,11 @@ def check_shape(cache: Cache, node: Node) -> None:
         raise Corrupt(f"{name} has no parent")
     n, rest = divmod(len(node.key), 4)
     _must(n > 0 and not rest, f"{name}: a key must have whole tokens, and at least one")
-    _must(len(node.pages) in (-(-n // page), 0), f"{name} has {len(node.pages)} pages of {page}")
-    _must(len(node.host) in (-(-n // page), 0), f"{name} has {len(node.host)} pages of {page} in host memory")
+    _must(len(node.pages) in (-(-n // page), 0), f"{name} has {len(node.pages)} pages of {page} slots")
+    _must(len(node.host) in (-(-n // page), 0), f"{name} has {len(node.host)} pages of {page} slots in host memory")
     _must(bool(node.pages or node.host), f"{name} has no pages")
     _must(bool(parent.pages or not node.pages or not parent.parent), f"{name} is on the device, but its parent is not")
-    _must(node.start == parent.end and node.start % page == 0, f"{name} does not begin at a border after its parent")
+    _must(node.start == parent.end and node.start % page == 0, f"{name} does not begin at its parent's end and a border")
     _must(not node.children or n % page == 0, f"{name} has children after a page that is not full")
     _must(node.order == sorted(node.children), f"{name}: the order of the children is not their sorted keys")
     _must(parent.children.get(node.key[: 4 * page]) is node, f"{name} is not in its parent's table of children")
@@ -205,7 +205,7 @@ def _queued(queue: EvictionQueue) -> Iterator[Node]:
 
 
 def _check_host(cache: Cache, nodes: list[Node]) -> None:
-    """Each page of host memory is free or in one node, and its queue has the nodes that are only there."""
+    """Each page of host memory is free or in one node. The host's queue has the nodes that are only in host memory."""
     host = cache.host
     if host is None:
         _must(not any(node.host for node in nodes), "a node is in host memory, but there is none")
@@ -223,7 +223,7 @@ def _check_host(cache: Cache, nodes: list[Node]) -> None:
 
 
 def _check_queues(cache: Cache, nodes: list[Node]) -> None:
-    """The queues have the nodes that are neither locked nor held, once each, and none before a node below it."""
+    """The queues have the nodes that are neither locked nor held, once each, and no node before a node below it."""
     tree = cache.tree
     levels = [queue.level for queue in tree.queues]
     _must(bool(levels), "there is no queue")

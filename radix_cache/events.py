@@ -6,9 +6,9 @@
 
 A router asks for events. An engine of a server with several engines sends them with the report of each step.
 
-A page is named by a digest of the whole prefix that it ends (`digests.prefix_digests`), which is the same on all
+A page is named by a digest of the whole prefix up to its end (`digests.prefix_digests`), which is the same on all
 machines. Only whole pages have events. The log is bounded. A router that asks for events that are no longer in the log,
-or with the number of another process, gets all pages that are on the device now (`is_all`), and must forget what it
+or with a number from another process, gets all pages that are on the device now (`is_all`), and must forget what it
 knew.
 
 Before the first call of `listen`, nothing is recorded. After it, storing also hashes the prefix and the pages: 140 us
@@ -59,7 +59,7 @@ class CacheEvents:
         self._tree = tree
         self._n_kept = n_kept
         self._kept: deque[Event] = deque()
-        self._n_digests = 0  # in them
+        self._n_digests = 0  # in _kept
         self._next = first
 
     def stored(self, node: Node, first: int) -> None:
@@ -96,7 +96,7 @@ class CacheEvents:
         """The events since the call that returned `number` as `next`; -1: all pages on the device."""
         n_new = self._next - number
         if number >= 0 and 0 <= n_new <= len(self._kept):
-            return EventPage(self._next, False, [self._kept[k] for k in range(-n_new, 0)])  # near its end: cheap
+            return EventPage(self._next, False, [self._kept[k] for k in range(-n_new, 0)])  # fast near the end
         return EventPage(self._next, True, self._all())
 
     def forget(self) -> None:

@@ -7,11 +7,11 @@
     hint.release()                        # nothing more is known; the policy decides
     hint.drop()                           # nobody needs it: evict the subtree first
 
-Order of eviction: dropped nodes; unused nodes, by the policy; expected ones, those that are needed last first; pinned
-ones, those whose pin ends first. So pins and expectations never block the engine.
+Order of eviction: dropped nodes; unused nodes, in the policy's order; expected nodes, starting with those needed last;
+pinned nodes, starting with those whose pin ends first. So pins and expectations never block the engine.
 
-If an expected prefix is overdue by d steps, it is assumed to take d more steps. So a forgotten expectation loses its
-place gradually, to those that are needed sooner.
+If an expected prefix is overdue by d steps, it is assumed to be needed in d more steps. So the longer a forgotten
+expectation is overdue, the earlier it is evicted.
 
 A hint that is expected or pinned holds the path to its node (`Tree.hold`). Under pressure it gives up the path node by
 node, from its end. The nodes then wait in the eviction queues.
@@ -57,7 +57,7 @@ class KVHint:
         self._hints.add(self)
 
     def pin(self, until: float) -> None:
-        """Keeps the prefix until that time of the caller's clock. It is evicted only if nothing else is left."""
+        """Keeps the prefix until the time `until` of the caller's clock. It is evicted only if nothing else is left."""
         self._hints.remove(self)
         self.until = until
         self._hints.add(self)
@@ -70,7 +70,7 @@ class KVHint:
     def drop(self, n_shared: int = 0) -> None:
         """Lets the tree evict this prefix first. Moves all nodes below the prefix to the queue `Tree.dead`, then the
         nodes on the path to it, from the last upwards, until a node has other children or only the first `n_shared`
-        tokens are left. Drops those that are only in host memory. Nodes that are locked or held, and the nodes above
+        tokens are left. Drops nodes that are only in host memory. Nodes that are locked or held, and the nodes above
         them, stay where they are."""
         self.release()
         found = self._hints.find(self, is_on_device=False)
@@ -94,8 +94,8 @@ class KVHint:
             node = parent
 
     def prefetch(self) -> int:
-        """Brings the prefix back from host memory, into pages that are free or unused. Returns its tokens on the
-        device."""
+        """Brings the prefix back from host memory, into pages that are free or unused. Returns how many of its tokens
+        are on the device then."""
         tree = self._hints.tree
         root = tree.roots.get(self.namespace)
         if root is None:
@@ -111,8 +111,7 @@ class KVHint:
 
 
 class KVHints:
-    """All hints that hold something, in the order in which they give it up. Evicts, and makes hints give up for
-    that."""
+    """All hints that hold nodes. Evicts pages; if unheld nodes have too few, makes hints give up nodes."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -183,8 +182,8 @@ class KVHints:
         return n_freed
 
     def _give_up(self) -> str:
-        """Ends the hold on the last node of the hint that is needed last. Returns why it was held; "" if no hint holds
-        anything."""
+        """Ends the hold of one hint on its last node: of the expected hint that is needed last, or, if no hint is
+        expected, of the pinned hint whose pin ends first. Returns why the node was held; "" if no hint holds one."""
         expected, pinned = self.expected, self.pinned
         if expected:
             first, last = expected[0], expected[-1]
@@ -241,7 +240,8 @@ class KVHints:
 
 
 def _mark_dead(tree: Tree, node: Node) -> bool:
-    """Marks a node as dead, if it is unused and all below it is dead. Drops it if it is only in host memory."""
+    """Moves a node to `Tree.dead` if it is neither locked nor held and all its children are there; a node that is only
+    in host memory is dropped. Returns False if it did nothing."""
     if node.n_locks or node.n_holds or any(child.queue is not tree.dead for child in node.children.values()):
         return False
     if node.pages:

@@ -1,8 +1,9 @@
 """The second tier: pages that are evicted from the device move to host memory, and back when a request needs them.
 
 There is still one tree. A node's pages are on the device, in host memory, or in both. If a node is only in host memory,
-so are all nodes below it. Nodes that are evicted from the device go to the end of the host's queue. So its head is a
-leaf too, and is evicted first when host memory is full, after the copies of nodes that are on the device as well.
+so are all nodes below it. Nodes that are evicted from the device go to the end of the host's queue. So the head of this
+queue is always a leaf too. When host memory is full, it first frees copies of nodes that are also on the device; then
+it evicts the head of the queue.
 
 This module moves no bytes. The owner of the memory takes the `moves` and executes them in order, before it next writes
 to a page:
@@ -27,8 +28,8 @@ from banyan.radix_cache.pagefile import Label, PageFile, label_node
 from banyan.radix_cache.tree import Tree
 
 RUN = 16
-"""Pages of a leaf that leave the device together, if it has so many: moving one page costs as much as moving a few, and
-each move splits a node."""
+"""At least this many pages leave the device together, if the leaf has so many: moving one page costs as much as moving
+a few, and each move splits a node."""
 
 
 class Move(NamedTuple):
@@ -60,13 +61,14 @@ class Host:
         self.free = list(range(self.n_pages - 1, -1, -1))
         self.queue = EvictionQueue(HOST, "host", is_open=True)  # nodes that are only in host memory
         self.copies: dict[Node, None] = {}  # nodes that are on the device too, the oldest copy first
-        self.unproven: set[int] = set()  # pages that an earlier process wrote and that were not read yet
+        self.unproven: set[int] = set()  # pages of an earlier process whose checksums were not compared yet
 
     # ---- out -------------------------------------------------------------------------------------------------------
 
     def move_out(self, node: Node, n: int) -> int:
-        """Moves at least n pages at the end of a leaf, the head of its queue, off the device; or all its pages. Returns
-        how many. Drops the leaf if host memory has no room."""
+        """Moves pages at the end of a leaf, which is the head of its queue, to host memory: n or RUN of them, whichever
+        is more, or all that the leaf or host memory has. Drops them instead if host memory has no room. Returns how
+        many pages left the device."""
         tree = self.tree
         n_out = min(max(n, RUN), len(node.pages), self.n_pages)
         if n_out < len(node.pages):
@@ -143,8 +145,8 @@ class Host:
 
     def bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int]:
         """Brings the path to the n-th token, which is in `node`, back to the device, up to n_room pages. Evicts other
-        pages for it as usual. Returns the last node of the path that is on the device then, and the path's tokens up to
-        its end."""
+        pages for it as usual. Returns the last node of the path that is on the device then, and how many of the n
+        tokens lie before its end."""
         tree = self.tree
         n_more = -(-n // tree.page) * tree.page - node.start
         if n_more < node.end - node.start:
@@ -227,7 +229,7 @@ class Host:
             self.file.wipe()
 
     def empty(self) -> None:
-        """Frees all pages of host memory; no node may refer to one. Moves that are ordered stay so."""
+        """Frees all pages of host memory; no node may refer to one. Moves that were ordered before stay in `moves`."""
         self._reset()
         if self.file is not None:
             self.file.wipe()

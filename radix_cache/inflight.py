@@ -49,7 +49,7 @@ class InFlight(Generic[Owner]):
         """The owner that computes the longest prefix of `ids`, and the number of tokens in that prefix; None if no
         prompt shares a token with `ids`. Among equal prompts, the earliest claim is returned.
 
-        Takes a binary search and two comparisons: in sorted strings, a neighbour has the longest common prefix.
+        A binary search and two comparisons suffice: in sorted strings, a neighbour has the longest common prefix.
         """
         i = bisect_left(self._prompts, (namespace, ids))
         neighbours = self._prompts[max(i - 1, 0) : i + 1]

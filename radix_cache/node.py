@@ -13,9 +13,9 @@ NO_PAGES: list[int] = []
 NO_STATES: dict[int, int] = {}
 
 DEAD = -(2.0**64)
-"""The level of dropped nodes: below all levels that a policy gives."""
+"""The eviction level of dropped nodes, which is below all levels that a policy gives."""
 HOST = -inf
-"""The level of nodes that are only in host memory. They wait in a queue of their own."""
+"""The eviction level of nodes that are only in host memory. They wait in a queue of their own."""
 
 
 class Node:
@@ -25,8 +25,8 @@ class Node:
     host     pages in host memory; empty if there is no copy
     n_locks  leases on the node or on a node below it
     n_holds  hints on the node or on a node below it
-    states   position after a token -> the slot of the recurrent state there (states.py), or position after a page ->
-             the page of windowed layers (windows.py)
+    states   slots of recurrent states, by the number of tokens before each (states.py); or pages of windowed layers, by
+             the position after each page (windows.py)
     queue    where the node waits for eviction, or will wait once it is neither locked nor held
     """
 
@@ -61,8 +61,8 @@ class Node:
 
 
 class EvictionQueue(Node):
-    """Nodes of one level that are neither locked nor held, the longest unused first. A circular list that starts and
-    ends with this object.
+    """The nodes of one level that are neither locked nor held, from the oldest (least recently used) to the youngest. A
+    circular list that starts and ends with this object.
 
     Queues with lower levels are evicted first. reason: the name under which evictions are counted. is_open: whether the
     queue is in the tree's list. An empty queue leaves the list, and must be opened again before a node is added.
@@ -85,8 +85,8 @@ class EvictionQueue(Node):
 
 
 class Root(Node):
-    """The empty prefix of one namespace. It can be locked, but is in no queue: it is removed with its last child and
-    lock."""
+    """The empty prefix of one namespace. It can be locked, but is never in a queue. It is removed when it has neither
+    children nor locks."""
 
     __slots__ = ("namespace",)
 

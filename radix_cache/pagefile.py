@@ -1,6 +1,6 @@
 """Host memory in a file, so that it outlives the process.
 
-Each page has a label: its tokens, a digest of the whole prefix that it ends, the digest of the prefix before it, and
+Each page has a label: its tokens, a digest of the whole prefix up to its end, the digest of the prefix before it, and
 checksums of the label and of the page. A label is erased before its page is written, and written after it. So if the
 process dies, every valid label belongs to a complete page. If the machine crashes, writes may be lost in any order; the
 page's checksum, which is compared before its first use, detects that. There is no log and no repair. A page file of
@@ -89,7 +89,7 @@ class PageFile:
                 os.ftruncate(self._fd, 0)
                 os.pwrite(self._fd, head, 0)
                 os.fsync(self._fd)  # after a crash of the machine, the file is still known to be a page file
-            os.posix_fallocate(self._fd, 0, size)  # a full disk is an error here, and not a fault in a later write
+            os.posix_fallocate(self._fd, 0, size)  # a full disk raises OSError here, not SIGBUS in a later write
             self._map = mmap.mmap(self._fd, size)
         except BaseException:
             os.close(self._fd)
@@ -145,7 +145,8 @@ class PageFile:
 
 
 def _open(path: Path) -> int:
-    """A descriptor of the file at `path`, created if there is none. NotAPageFile: it is a link, or no regular file."""
+    """Opens the file at `path`, or creates it, and returns its descriptor. Raises NotAPageFile if it is a symbolic link
+    or not a regular file."""
     try:  # O_NONBLOCK: opening a pipe or a device must not wait
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as e:
@@ -154,12 +155,13 @@ def _open(path: Path) -> int:
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise NotAPageFile(f"{path} is no regular file; name another path")
+        raise NotAPageFile(f"{path} is not a regular file; name another path")
     return fd
 
 
 def _check_ours(fd: int, path: Path) -> None:
-    """NotAPageFile: the file belongs to another user, or has content that no PageFile wrote."""
+    """Raises NotAPageFile if the file belongs to another user, has a second name, or has content that no PageFile
+    wrote."""
     status = os.fstat(fd)
     if status.st_uid != os.geteuid():
         raise NotAPageFile(f"{path} belongs to user {status.st_uid}; name a file of your own")
@@ -175,7 +177,7 @@ def _pack(label: Label) -> bytes:
 
 
 def _unpack(data: bytes, page: int) -> Label | None:
-    """The label, if it is valid."""
+    """The label in `data`, or None if it is not valid."""
     crc, _, n_tokens, n_namespace, digest, parent, namespace = _HEAD.unpack_from(data)
     end = _HEAD.size + 4 * page
     if n_tokens != page or crc != (crc32(data[4:end]) or 1):

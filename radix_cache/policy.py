@@ -1,9 +1,9 @@
 """Eviction policies: which of the unused nodes is evicted first.
 
 A policy gives each node a level: when it is stored, and each time a lease that matched it closes. Nodes of lower levels
-are evicted first; within a level, the longest unused. The tree keeps a node's level at least as high as those of the
-nodes below it, whatever the policy says. Dropped nodes are below all levels, and nodes that programs expect or have
-pinned above (hints.py).
+are evicted first; within a level, the least recently used first. The tree keeps a node's level at least as high as the
+levels of the nodes below it, whatever the policy says. Dropped nodes are evicted before all levels, and nodes that
+programs expect or have pinned (hints.py) after all levels.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import ClassVar
 
 
 class Lru:
-    """The longest unused first; the base class of all policies.
+    """Least recently used first; the base class of all policies.
 
     has_levels  whether `used` can change a level; else it is never called
-    share       the largest share of all evictable pages that may be in level 1; beyond it, the nodes of level 1 that
-                were unused for the longest time go to level 0
+    share       the largest share of all evictable pages that may be in level 1; if level 1 has more, its least recently
+                used nodes go to level 0
     """
 
     has_levels: ClassVar[bool] = False
@@ -36,7 +36,7 @@ class Lru:
 
 
 class Slru(Lru):
-    """Segmented LRU: nodes that were used again are protected from the others, up to four fifths of the pages.
+    """Segmented LRU: nodes that were used again are evicted after the others. They get up to four fifths of the pages.
 
     Karedla, Love, Wherry: Caching strategies to improve disk system performance, 1994.
     """
@@ -49,7 +49,7 @@ class Slru(Lru):
 
 
 class Lfu(Lru):
-    """The least often used first. Counts stop at 255, so that newer nodes can catch up."""
+    """Least frequently used first. Counts stop at 255, so that newer nodes can catch up."""
 
     has_levels: ClassVar[bool] = True
 
@@ -58,8 +58,8 @@ class Lfu(Lru):
 
 
 class Fifo(Lru):
-    """The longest stored first, with a resolution of 1/64 of the pool. A node with children counts as stored with its
-    newest descendant."""
+    """First stored, first evicted, with a resolution of 1/64 of the pool. A node with children counts as stored with
+    its newest descendant."""
 
     def __init__(self, n_pages: int) -> None:
         self._n_epoch = max(1, n_pages // 64)
@@ -69,7 +69,7 @@ class Fifo(Lru):
 
 
 class Priority(Lru):
-    """The lowest priority first; a node has the highest priority of all leases that used it."""
+    """Lowest priority first; a node has the highest priority of all leases that used it."""
 
     has_levels: ClassVar[bool] = True
 

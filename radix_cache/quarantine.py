@@ -23,7 +23,7 @@ Age = tuple[float, int]
 """The level of a node's queue, and its place there."""
 _YOUNGEST = 1 << 62
 _INVALID = (AssertionError, AttributeError, TypeError, KeyError)
-"""What the checks of a broken node or lease may raise."""
+"""The exceptions that the checks raise for a broken node or lease."""
 
 
 def quarantine(cache: Cache) -> list[Lease]:
@@ -66,7 +66,7 @@ def quarantine(cache: Cache) -> list[Lease]:
 
 
 def _reachable(tree: Tree) -> set[Node]:
-    """All nodes that can be reached, without any check."""
+    """All nodes that can be reached from the roots, sound or not."""
     seen: set[Node] = set()
     stack = [child for root in tree.roots.values() for child in root.children.values()]
     while stack:
@@ -78,7 +78,7 @@ def _reachable(tree: Tree) -> set[Node]:
 
 
 def _sound_nodes(cache: Cache, certain: set[int]) -> list[Node]:
-    """The nodes on the device that are sound, as are all their ancestors. Parents first."""
+    """The nodes on the device that are sound and have only sound ancestors, parents first."""
     sound: dict[Node, None] = {}
     for namespace, root in cache.tree.roots.items():
         if root.namespace != namespace or root.key or root.pages or root.start or root.parent:
@@ -139,7 +139,7 @@ def _rebuild(cache: Cache, sound: list[Node], ages: dict[Node, Age]) -> None:
 
 
 def _rebuild_queues(tree: Tree, sound: list[Node], ages: dict[Node, Age]) -> None:
-    """Puts all nodes that are not locked into new queues, in their old order, none before a node below it."""
+    """Puts all nodes that are not locked into new queues, in their old order, but no node before a node below it."""
     order: dict[Node, Age] = {}
     for node in reversed(sound):  # children first
         own = ages.get(node) or (node.queue.level if node.queue in tree.by_level.values() else 0.0, _YOUNGEST)

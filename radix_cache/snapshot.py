@@ -12,7 +12,7 @@ from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.node import Node, Root, upward
 
 N_IDS = 24
-"""Token ids that are shown of the beginning of a node."""
+"""How many of a node's first token ids are shown."""
 N_OWNERS = 8
 MAX_NODES = 5000
 """Most nodes in a snapshot, even if more are asked for."""
@@ -67,7 +67,7 @@ class TreeSnapshot:
 
 
 def snapshot(cache: Cache, n_max: int) -> TreeSnapshot:
-    """Takes a snapshot with at most `n_max` nodes: those with most tokens in their subtrees. Walks the whole tree."""
+    """Takes a snapshot of at most `n_max` nodes: those with the most tokens below them. Walks the whole tree."""
     stats = cache.stats()
     result = TreeSnapshot(
         cache.page, stats.n_pages, stats.n_free, stats.n_leased, stats.n_cached, stats.n_held, stats.n_host_pages,
@@ -129,7 +129,7 @@ def _sizes(cache: Cache) -> dict[Node, tuple[int, int]]:
 
 
 def _choose(cache: Cache, sizes: dict[Node, tuple[int, int]], n_max: int) -> set[Node]:
-    """The n_max nodes with most tokens in their subtrees."""
+    """The n_max nodes with the most tokens in their subtrees."""
     chosen: set[Node] = set()
     heap: list[tuple[int, int, Node]] = []
 

@@ -1,6 +1,6 @@
 """Slots of recurrent state. Nodes of the tree refer to them, as they refer to pages.
 
-Layers such as linear attention keep one state of a text, not something for each token. So a prefix can only be
+Layers such as linear attention keep one state for a whole text, not KV for each token. So a prefix can only be
 continued from a position whose state was stored. A node has the states of some of its positions (`Node.states`): a
 match ends at the deepest of them, and the tokens after it are computed again, even if the tree has their pages.
 
@@ -43,15 +43,15 @@ class NodeSlots:
 
 
 class StateSlots(NodeSlots):
-    """All slots of recurrent state. Nodes are in the order in which their states were last used."""
+    """All slots of recurrent state. `nodes` is ordered by last use, the least recently used slot first."""
 
     def __init__(self, n_slots: int) -> None:
         super().__init__(n_slots)
         self._copies: list[tuple[int, int]] = []
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """(source, destination): slots to copy in this order before the next forward pass. Source -1: the state before
-        the first token. Returns each once."""
+        """The slots to copy, in this order, before the next forward pass: (source, destination). Source -1: the state
+        before the first token. Returns each copy once."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -107,6 +107,6 @@ class StateSlots(NodeSlots):
         self.nodes[slot] = node
 
     def reset(self, kept: set[int]) -> None:
-        """Frees all slots but those of leases; no node may have a state."""
+        """Frees all slots except `kept`, those of leases. No node may have a state."""
         self.nodes.clear()
         self.free = [slot for slot in range(self.n_slots) if slot not in kept]

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 N_OWNERS = 1024
-"""Programs whose hits are kept separately. Of older ones, only the sum is kept."""
+"""How many programs' hit rates are kept separately. For older programs, only the sum of the rates is kept."""
 
 
 class Stats(NamedTuple):
@@ -25,7 +25,7 @@ class Stats(NamedTuple):
     evicted: dict[str, int]  # evicted pages by reason: dead, unused, expected, pinned
     n_held: int  # evictable pages that programs expect or have pinned
     n_handles: int  # hints that hold something
-    n_empty_slots: int  # in the tree's pages: lost to leaves that end inside a page
+    n_empty_slots: int  # in pages of the tree, because leaves end inside a page
     n_host_hit_tokens: int  # hit tokens that were in host memory
     n_host_pages: int  # pages of host memory
     n_host_cached: int  # pages of host memory in use

@@ -1,22 +1,22 @@
 """The radix tree: from token ids to the pages that hold their keys and values.
 
 Token ids are `bytes`, int32 little-endian, and are compared in place. A node is a run of tokens (`key`) and their pages
-(`pages`). It begins at a page border and holds whole pages, except for a leaf, whose last page may be partly filled:
-such a leaf is **open**. The children of a node differ in their first page, not in their first token: if two runs differ
-inside a page, each has a page of its own. A match is exact to the token all the same: if no child has the next whole
-page, the child that shares most of it is a neighbour of that page in the sorted `order`, since in sorted strings a
-neighbour has the longest common prefix.
+(`pages`). It begins at a page border and holds whole pages, but the last page of a leaf may be partly filled: such a
+leaf is **open**. The children of a node differ in their first page, not in their first token: if two runs differ inside
+a page, each has a page of its own. A match is still exact to the token: if no child has the next whole page, the match
+ends in the child that shares most of it. That child is a neighbour of the page in the sorted `order`, since in sorted
+strings a neighbour has the longest common prefix.
 
 Rules (`check` asserts them):
   * A page in the tree belongs to one node.
   * A lock on a node covers its ancestors. Locked nodes are not evicted. Held nodes (hints.py) are evicted last. All
-    other nodes wait in eviction queues. `unlock` adds a path to them deepest first, and no node's queue has a lower
-    level than that of a node below it. So a node is evicted after its descendants, the head of the lowest queue is
-    always a leaf, and eviction takes pages from the end of the oldest leaf, at a cost independent of the size of the
-    tree.
+    other nodes wait in eviction queues. `unlock` adds a path to them deepest first, and a node's queue never has a
+    lower level than the queue of a node below it. So a node is evicted after its descendants, and the head of the
+    lowest queue is always a leaf. Eviction takes pages from the end of that leaf; its cost does not depend on the size
+    of the tree.
   * An open leaf of less than a page is dropped, once unlocked, if a sibling begins with the same tokens.
   * At most one lease writes to an open leaf: the one whose tokens end there. Others read it, and copy the page.
-  * A match changes nothing, not even an age. Nodes are split where a lock or an insert ends, never by a match.
+  * A match changes nothing, not even the order of eviction. Nodes are split where a lock or an insert ends.
   * If a node is only in host memory (host_tier.py), so are all nodes below it.
 """
 
@@ -60,7 +60,7 @@ class PagePool:
 
 
 class SecondTier(Protocol):
-    """Where pages go that are evicted from the device; see `host_tier.Host`."""
+    """Takes the pages that are evicted from the device; see `host_tier.Host`."""
 
     def move_out(self, node: Node, n: int) -> int: ...
     def bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int]: ...
@@ -71,14 +71,14 @@ class SecondTier(Protocol):
 
 
 class Listener(Protocol):
-    """Is told which pages are stored on the device and which leave it; see `events.CacheEvents`."""
+    """Gets a call when pages are stored on the device and when they leave it; see `events.CacheEvents`."""
 
     def stored(self, node: Node, first: int) -> None: ...
     def removed(self, node: Node, first: int) -> None: ...
 
 
 class Tree:
-    """One tree per namespace, over one pool and with one order of eviction."""
+    """The trees of all namespaces, which share one pool of pages and one order of eviction."""
 
     __slots__ = ("by_level", "dead", "listener", "n_evicted", "n_held", "n_nodes", "n_pages", "n_stored", "n_tokens",
                  "page", "policy", "pool", "queues", "roots", "second_tier", "states", "width")  # fmt: skip
@@ -92,7 +92,7 @@ class Tree:
         self.roots: dict[bytes, Root] = {}
         self.dead = EvictionQueue(DEAD, "dead")  # its is_open stays False, so `unlock` uses another queue
         self.by_level: dict[float, EvictionQueue] = {}
-        self.queues: list[EvictionQueue] = []  # sorted by level: all queues with nodes, and at least one
+        self.queues: list[EvictionQueue] = []  # sorted by level; all queues that have nodes, but never empty
         self.queue(0)
         self.second_tier: SecondTier | None = None
         self.states: NodeSlots | None = None
@@ -101,8 +101,8 @@ class Tree:
         self.n_pages = 0  # on the device
         self.n_tokens = 0  # in these pages
         self.n_held = 0  # pages on the device of nodes that are held and not locked
-        self.n_stored = 0  # pages so far
-        self.n_evicted: dict[str, int] = {}  # pages so far, by reason
+        self.n_stored = 0  # pages stored so far
+        self.n_evicted: dict[str, int] = {}  # pages evicted so far, by reason
 
     @property
     def n_evictable(self) -> int:
@@ -112,7 +112,8 @@ class Tree:
     # ---- match -----------------------------------------------------------------------------------------------------
 
     def match(self, root: Node, ids: bytes, limit: int) -> tuple[Node, int]:
-        """The longest stored prefix of `ids`, at most `limit` tokens: the node in which it ends, and its tokens."""
+        """Finds the longest stored prefix of `ids`, at most `limit` tokens. Returns the node in which it ends, and its
+        number of tokens."""
         node, o, width = root, 0, self.width
         while child := node.children.get(ids[o : o + width]):
             node, key = child, child.key
@@ -145,7 +146,8 @@ class Tree:
         return self._open(self.by_level.get(level) or EvictionQueue(level, "unused"))
 
     def _open(self, queue: EvictionQueue) -> EvictionQueue:
-        """Adds a queue to the list. If it is the dead queue, opens the queue of new nodes: a node in use is alive."""
+        """Returns the open queue of the same level, and adds it to the list if necessary. For the dead queue, that is
+        the queue of new nodes instead, because a node that was in use is alive."""
         if queue is self.dead:
             return self.queue(self.policy.stored(self.n_stored, 0))
         queue = self.by_level.setdefault(queue.level, queue)
@@ -171,8 +173,8 @@ class Tree:
         link(node, self.dead)
 
     def promote(self, node: Node, n_cached: int, priority: int) -> None:
-        """Gives the nodes that a lease matched the levels that the policy says. They are the nodes of a locked path
-        that begin before token n_cached."""
+        """Gives the nodes that a lease matched their new levels, which the policy determines. They are the nodes on the
+        locked path to `node` that begin before token n_cached."""
         at, used = node, self.policy.used
         while parent := at.parent:
             old = at.queue
@@ -181,7 +183,7 @@ class Tree:
             at = parent
 
     def limit_protected(self) -> None:
-        """Moves the longest unused nodes of level 1 to level 0, until level 1 has no more than the policy's share."""
+        """Moves the oldest nodes of level 1 to level 0, until level 1 has no more than the policy's share of pages."""
         if upper := self.by_level.get(1):
             n_max = self.policy.share * (self.n_evictable - self.n_held)
             while upper.n_pages > n_max:
@@ -196,10 +198,11 @@ class Tree:
         return self.roots.get(namespace) or self.roots.setdefault(namespace, Root(namespace, self.dead))
 
     # From a node up to its root, the numbers of locks and holds never decrease. So a path consists of nodes in queues,
-    # then nodes that are only held, then locked nodes. Neighbours on a path have as many pages as their starts differ.
+    # then nodes that are only held, then locked nodes. A node above another on the path has as many pages as lie
+    # between their starts.
 
     def lock(self, node: Node, above: Node | None = None) -> None:
-        """Locks a node and its ancestors up to `above` (exclusive): they stay until they are unlocked."""
+        """Locks a node and its ancestors up to `above` (exclusive): they are not evicted until they are unlocked."""
         at, page = node, self.page
         while at is not above and not (at.n_locks or at.n_holds) and (parent := at.parent):
             first, queue = at, at.queue
@@ -292,16 +295,17 @@ class Tree:
                 self.drop(node)
 
     def drop_if_empty(self, root: Node) -> None:
-        """Removes a root without locks and children."""
+        """Removes a root if it has neither locks nor children."""
         if isinstance(root, Root) and not root.n_locks and not root.children:
             del self.roots[root.namespace]
 
     # ---- insert ----------------------------------------------------------------------------------------------------
 
     def split(self, node: Node, n: int) -> Node:
-        """Splits a node after its first n tokens, which are whole pages and not all of it. Returns the new upper part.
+        """Splits a node after its first n tokens, which fill whole pages and are not the whole node. Returns the new
+        upper part.
 
-        The lower part stays the old object, so that whoever refers to the node refers to the same path as before.
+        The old object becomes the lower part, so references to the node still mean the same path.
         """
         parent, cut, i = node.parent, 4 * n, n // self.page
         assert parent is not None
@@ -325,11 +329,11 @@ class Tree:
 
     def insert(self, node: Node, ids: bytes, pages: list[int], priority: int = 0) -> tuple[Node, list[int]]:
         """Stores the tokens of `ids` that follow the path of `node`. Returns the node in which they end, and the pages
-        that are no longer needed.
+        of the lease that are no longer needed.
 
-        The caller's lock moves from `node` to the returned node. `pages` are those of one lease, from token 0 on. Its
-        pages after the path become the tree's. If the tree has a page with the same tokens, `pages` gets the tree's
-        page instead. A partly filled last page is not stored if a sibling begins with the same tokens; the returned
+        The caller's lock moves from `node` to the returned node. `pages` are those of one lease, from token 0 on. Those
+        after the path become the tree's. If the tree already has a page with the same tokens, it replaces the lease's
+        page in `pages`. A partly filled last page is not stored if a sibling begins with the same tokens; the returned
         node then ends before it.
         """
         o, end, width = 4 * node.end, len(ids), self.width
@@ -388,12 +392,12 @@ class Tree:
         return node
 
     def attach(self, parent: Node, node: Node) -> None:
-        """Adds a new leaf, which is in no queue, below its parent."""
+        """Adds a new leaf below its parent, but to no queue."""
         self._link_child(parent, node)
         self.n_nodes += 1
 
     def _extend(self, node: Node, ids: bytes, pages: list[int]) -> None:
-        """Extends a leaf, which one lease writes to, up to the end of `ids`."""
+        """Extends the leaf that a lease writes to, up to the end of `ids`."""
         parent, old = node.parent, node.key
         assert parent is not None
         if node.host and self.second_tier:
@@ -408,7 +412,8 @@ class Tree:
         self._count_stored(node, n_old, len(node.key) - len(old))
 
     def _count_stored(self, node: Node, first: int, n_bytes: int) -> None:
-        """Counts the new pages of a node, from page `first` on, and the last n_bytes of its key."""
+        """Counts the new pages of a node, from page `first` on, and its new tokens, the last n_bytes of its key. Tells
+        the listener."""
         n = len(node.pages) - first
         self.n_pages += n
         self.n_stored += n
@@ -465,7 +470,7 @@ class Tree:
             self.n_evicted[reason] = self.n_evicted.get(reason, 0) + n
 
     def _trim(self, node: Node, n: int) -> None:
-        """Frees n pages at the end of a leaf that is in a queue and has more."""
+        """Frees the last n pages of a leaf that is in a queue and has more than n."""
         n_kept = len(node.pages) - n
         if n_kept > _MAX_TRIM:
             self.split(node, (n_kept - _MAX_TRIM) * self.page)

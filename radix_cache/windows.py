@@ -23,7 +23,7 @@ class WindowPages(NodeSlots):
 
     def __init__(self, n_pages: int, page: int, window: int, n_ahead: int, n_first: int = 0) -> None:
         """window: number of tokens that a token attends to, including itself. n_ahead: a lease claims pages for at most
-        so many tokens after its published tokens, so a step must not compute more. n_first: number of tokens at the
+        this many tokens after its published tokens, so a step must not compute more. n_first: number of tokens at the
         beginning of a text that all later tokens attend to as well."""
         super().__init__(n_pages)
         if n_pages < self.need(window, n_ahead, page, n_first):
@@ -119,8 +119,8 @@ class WindowPages(NodeSlots):
             (self.passed if is_passed and not node.n_holds else self.unused)[page] = None
 
     def store(self, node: Node, position: int, page: int) -> None:
-        """Gives a page that a lease uses to a node, which has none at this position. If another node has the page, it
-        loses it."""
+        """Gives a page that a lease uses to `node`, which has no page at this position. If another node has the page,
+        takes it away from that node."""
         if (other := self.nodes.get(page)) is not None:
             del other.states[self._positions[page]]
         if not node.states:
@@ -176,7 +176,8 @@ class WindowTable:
 
     @property
     def held(self) -> list[int]:
-        """Pages that the lease uses, once for each use; those of the first tokens of the text last."""
+        """Pages that the lease uses, once for each use: those from the window on, those of the first tokens of the text
+        from the last to the first, and the source of a copy."""
         first = self.pages[: min(self._window.n_first, self._first)][::-1]
         return self.pages[self._first :] + first + ([self._source] if self._source >= 0 else [])
 
@@ -186,8 +187,8 @@ class WindowTable:
         return (len(self.pages) - self._first + n_first) * self._window.page
 
     def copy(self, source: Node, n_slots: int) -> bool:
-        """Claims a page and orders the copy of the first slots of the source's first page: (~source, ~destination,
-        n_slots). False, with nothing changed, if no page can be had."""
+        """Claims a page and orders the copy of the first n_slots slots of the source's first page to it: (~source page,
+        ~destination page, n_slots). Returns False, and changes nothing, if no page can be had."""
         page = source.states[source.start + self._window.page]
         self._window.use(page)
         if not (claimed := self._window.claim(1)):
@@ -205,8 +206,8 @@ class WindowTable:
             self._source = -1
 
     def grow(self, n_slots: int, n_computed: int) -> bool:
-        """Makes room for `n_slots` tokens, or for as many as a step may compute. False, with nothing changed, if there
-        are not enough pages now."""
+        """Makes room for `n_slots` tokens, but for at most n_ahead tokens after the n_computed ones. Returns False, and
+        changes nothing, if there are not enough pages now."""
         n = -(-min(n_slots, n_computed + self._window.n_ahead) // self._window.page) - len(self.pages)
         if n <= 0:
             return True

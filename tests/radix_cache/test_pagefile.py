@@ -65,7 +65,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 def test_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(NotAPageFile, match="no regular file"):
+    with pytest.raises(NotAPageFile, match="not a regular file"):
         make(tmp_path / "pipe")
 
 
