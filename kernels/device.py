@@ -1,10 +1,10 @@
-"""What launchers know about the GPU, and their configurations, without a call to the driver per launch."""
+"""Properties of the GPU, and the launch configurations of the Triton kernels."""
 
 import os
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton decides at import, for the whole process
 
-MAX_THREADS = 1024  # of a program
+MAX_THREADS = 1024  # of a Triton program
 _PROCESSORS = {"sm_80": 108, "sm_90": 132, "gfx942": 304, "interpreter": 2}
 
 
@@ -19,7 +19,7 @@ def architecture() -> str:
 
 
 def n_processors(arch: str) -> int:
-    """Multiprocessors to plan for. Plans need only the order of magnitude, so unknown chips count as an A100."""
+    """The number of multiprocessors. Plans need only its order of magnitude, so unknown chips count as an A100."""
     return _PROCESSORS.get(arch, 108)
 
 
@@ -28,13 +28,13 @@ def warp_size(arch: str) -> int:
     return 64 if arch.startswith("gfx") else 32
 
 
-# Per op except attention (whose tiles are in attention/kernel.py): numbers per program, at most, and threads of such a
-# full block. They were chosen without a GPU from what the compilers report: no kernel spills registers, and the
+# For each op: the most numbers per program (the block), and the threads of a full block. (The tiles of attention are in
+# attention/kernel.py.) They were chosen without a GPU from compiler reports: no kernel spills registers, and the
 # programs that fit on a multiprocessor keep enough bytes in flight to use its share of the memory bandwidth. All these
-# ops are bound by memory, so more threads would only wait for each other in reductions. A test computes this for every
-# entry except `draw`: it keeps six sums per lane in registers, so one program fills a multiprocessor. It reads its row
-# from L2, and there are rarely more rows than multiprocessors. On an H100, other entries were faster by at most 8 %,
-# and blocks of 8192 for `draw` took 0.89 of the time with a temperature alone and 1.37 with top-p.
+# ops are bound by memory, so more threads would only wait for each other in reductions. A test checks this for every
+# entry except `draw`, which keeps six sums per lane in registers, so that one program fills a multiprocessor. It reads
+# its row from L2, and there are rarely more rows than multiprocessors. On an H100, other values were faster by at most
+# 8 %, and blocks of 8192 for `draw` took 0.89 of the time with a temperature alone and 1.37 with top-p.
 _LAUNCHES = {
     "copy_pages": (2048, 128),
     "copy_slots": (1024, 128),

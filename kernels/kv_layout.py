@@ -5,7 +5,7 @@ scale for each token and head, nothing has to be calibrated and one token's outl
 can also have 4 bits, with a scale and a minimum per group of a head. The scales are stored by page like the numbers,
 and are copied and moved with them.
 
-The values of latent attention (DeepSeek-V2, 2024) have no memory of their own: their pool is a view of the keys'.
+The values of latent attention (MLA; DeepSeek-V2, 2024) have no memory of their own: their pool is a view of the keys'.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantises x [..., head_dim]. Returns the numbers and their scales, as in a `Quantized` pool.
 
     The error is at most half a scale in int8. In e4m3 it is at most a sixteenth of the number, or 2**-10 of the scale.
-    In 4 bits it is at most half a scale, and 2**-8 of the group's smallest and largest number, since scale and minimum
-    are rounded to bfloat16. A NaN makes the scale NaN.
+    In 4 bits it is at most half a scale plus 2**-8 of the group's smallest and of its largest number, since scale and
+    minimum are rounded to bfloat16. A NaN makes the scale NaN.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if dtype == HALVES:
@@ -170,8 +170,8 @@ def group_of(head_dim: int) -> int:
 
 
 def native_kind(k_pool: Pool, v_pool: Pool) -> int:
-    """The number by which the C++ library knows the dtypes of two pools: 0: the dtype of the computation; else, from 1
-    on, the entry of KV_KINDS; -1: it supports neither."""
+    """The C++ library's number for the dtypes of a pair of pools. 0: both are in the dtype of the computation; from 1
+    on: the entries of KV_KINDS, in order; -1: the library does not support the pair."""
     if not isinstance(k_pool, Quantized) or not isinstance(v_pool, Quantized):
         return -1 if isinstance(k_pool, Quantized) or isinstance(v_pool, Quantized) else 0
     return _NATIVE_KINDS.get((k_pool.numbers.dtype, v_pool.numbers.dtype), -1)

@@ -252,7 +252,7 @@ def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int
 
 
 def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> Tensor:
-    """Sends each row of x through its experts and sums what they return; see `moe/reference.py`."""
+    """Sends each row of x through its experts. Returns the weighted sums of their outputs; see `moe/reference.py`."""
     out: Tensor = implementation("experts", x.device.type)(x, all_experts, index, weights)
     return out
 
@@ -272,7 +272,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 def rope_kv(
     qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
-    """Norms and rotates queries (returned) and keys (written to the pool with the values); see
+    """QK norm and rotary embedding. Returns the queries; writes the keys and the values to the pools. See
     `rope_kv/reference.py`."""
     q: Tensor = implementation("rope_kv", qkv.device.type)(qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
     return q

@@ -101,7 +101,7 @@ def check_shape(cache: Cache, node: Node) -> None:
     _must(len(node.host) in (-(-n // page), 0), f"{name} has {len(node.host)} pages of {page} slots in host memory")
     _must(bool(node.pages or node.host), f"{name} has no pages")
     _must(bool(parent.pages or not node.pages or not parent.parent), f"{name} is on the device, but its parent is not")
-    _must(node.start == parent.end and node.start % page == 0, f"{name} does not begin at its parent's end and a border")
+    _must(node.start == parent.end and node.start % page == 0, f"{name} must begin at its parent's end, at a border")
     _must(not node.children or n % page == 0, f"{name} has children after a page that is not full")
     _must(node.order == sorted(node.children), f"{name}: the order of the children is not their sorted keys")
     _must(parent.children.get(node.key[: 4 * page]) is node, f"{name} is not in its parent's table of children")

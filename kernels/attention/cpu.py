@@ -55,7 +55,7 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
         own = _by_head(q[rows], n_kv_heads)
         k, v = (
             read(pool, pages, q.dtype).flatten(0, 1)[:n_keys].transpose(0, 1)[:, None].expand(-1, own.shape[1], -1, -1)
-            for pool in ((k_pool, k_pool) if is_latent(k_pool, v_pool) else (k_pool, v_pool))  # flash wants one size
+            for pool in ((k_pool, k_pool) if is_latent(k_pool, v_pool) else (k_pool, v_pool))  # one size, for `_flash`
         )
         is_plain = not softcap and not window and ragged.ancestors is None
         mask = None

@@ -65,9 +65,9 @@ class GraphBatch:
 class _PlanTables:
     """Room for the tables of a plan, one after the other in one tensor, so that one copy transfers them all.
 
-    There is room for twice the plan `like`, and for any n_rows decodes that share no pages, each with its first keys.
-    These have small items only. For each unused entry the GPU starts one program, which returns at once; if there is no
-    room for large items, their launch is left out.
+    There is room for twice the plan `like`, and for any n_rows decodes that share no pages, with items for their first
+    keys. Such decodes have small items only. For each unused entry the GPU starts a program, which returns at once. If
+    there is no room for large items, their kernel is not launched.
     """
 
     def __init__(self, like: AttentionPlan, key: PlanKey, n_rows: int, device: torch.device) -> None:

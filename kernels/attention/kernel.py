@@ -8,9 +8,9 @@ log-sum-exp, and `_merge` combines them (FlashDecoding; Dao et al., 2023).
 Page ids are loaded one block ahead: Triton does not pipeline a load whose address depends on another load of the same
 iteration, so K and V would be single-buffered with any number of stages.
 
-Latent attention is a variant of this kernel: a block of latents is loaded once, as keys and as values, and a score is
-the sum of two products, over the latent and over the ROTATED numbers after it. All heads read the same key. They are
-split among programs, because sums of 512 numbers for 128 heads would not fit into registers.
+Latent attention (MLA) is a variant of this kernel: a block of latents is loaded once, as keys and as values, and a
+score is the sum of two products, over the latent and over the ROTATED numbers after it. All heads read the same key.
+They are split among programs, because sums of 512 numbers for 128 heads would not fit into registers.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from banyan.kernels.write_kv import kernel as write_kv
 from banyan.kernels.write_kv.kernel import widen
 
 LOG2E = 1.4426950408889634
-MANY_ROWS = 1024  # of a batch, from which on a tile with more of them is faster
+MANY_ROWS = 1024  # of a batch; from here on, a tile with more rows is faster
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def _block(
     b_shrink = tl.exp2(b_max - b_base)
     b_sum = b_sum * b_shrink + tl.sum(b_weight, 1)
     b_acc = b_acc * b_shrink[:, None]
-    if KIND > 0 and GROUP == 0 and b_v.dtype == tl.float16:  # relative to the largest scale, to stay in its range
+    if KIND > 0 and GROUP == 0 and b_v.dtype == tl.float16:  # relative to the largest scale, to stay in float16's range
         largest = tl.max(b_v_scale, 0)
         b_weight *= (b_v_scale / tl.where(largest > 0.0, largest, 1.0))[None, :]
         b_acc += tl.dot(b_weight.to(b_v.dtype), b_v, input_precision=PRECISION) * largest
@@ -110,7 +110,7 @@ def _halves(
     b_page, p_v, p_v_scale, o_slot, s_scale, o_key, end,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Values of a block that have 4 bits, float32 [keys, BLOCK_D]."""
+    """Loads the values of a block that have 4 bits, and dequantises them to float32 [keys, BLOCK_D]."""
     N_GROUPS: tl.constexpr = BLOCK_D // GROUP
     m_key = (o_key < end)[:, None]
     o_byte, o_group = tl.arange(0, BLOCK_D // 2), tl.arange(0, N_GROUPS)
@@ -136,8 +136,8 @@ def _attend(
     SINKS: tl.constexpr,
     ALL_MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes one item for one KV head. The tile has the item's rows times the heads of the group. ROTATED: how
-    many numbers of a key follow the DIM that are its value too; 0: values are stored."""
+    """Computes one item for one KV head. The tile has the item's rows times the heads of the group. ROTATED: in latent
+    attention, how many numbers of a key follow the DIM that are also its value; 0: values have their own pool."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
     first, n_rows, request = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
@@ -282,11 +282,11 @@ class Tile(NamedTuple):
 
 
 def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, n_rows: int, *, large: bool) -> Tile:
-    """The tile for small or large items of a batch of n_rows. It is static, so that results repeat and tests can
-    compile every variant. Those for heads of 128 on sm_90 are the fastest of a dozen on an H100.
+    """The tile for small or large items of a batch of n_rows. Tiles are not autotuned, so that results repeat and tests
+    can compile every variant. Those for heads of 128 on sm_90 are the fastest of a dozen on an H100.
 
     The tests check registers, shared memory and spills of each entry; gfx942 has 64 KB of LDS. kind: how the pool of
-    values stores numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, which leaves fewer of them
+    values stores numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, which leaves fewer registers
     to the tile."""
     wide = dim > 128
     amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
@@ -321,7 +321,7 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, n_rows:
 
 
 def _narrow_tile(dim: int, group: int, kind: int, amd: bool, ampere: bool, large: bool) -> Tile:
-    """The tile for pools of 8 bits, or of 8 and 4."""
+    """The tile for keys in 8 bits and values in 8 or 4."""
     is_hopper = not amd and not ampere
     stages = 3
     if amd:
@@ -344,14 +344,14 @@ def _narrow_tile(dim: int, group: int, kind: int, amd: bool, ampere: bool, large
 
 
 def latent_group(arch: str, n_heads: int, dtype: torch.dtype, kind: int) -> int:
-    """Heads of a tile over latents: all of them read the same keys."""
+    """How many query heads a tile has in latent attention, where all heads read the same keys."""
     if arch == "sm_90" and n_heads % 64 == 0 and not kind and dtype != torch.float32:
         return 64
     return max(n for n in range(1, 17) if n_heads % n == 0)
 
 
 def _latent_tile(arch: str, group: int, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
-    """The tile for latents of up to 512 numbers."""
+    """The tile of latent attention, for latents of up to 512 numbers."""
     if arch == "interpreter":
         return Tile(32 if large else 16, 32, 4, 1)
     if dtype == torch.float32:
@@ -387,8 +387,8 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
         assert k_pool.shape == v_pool.shape, "K and V pools differ in shape"
     assert 16 <= v_dim <= (512 if rotated else 256), f"head_dim {v_dim} is outside 16..{512 if rotated else 256}"
     v_group = group_of(dim) if v_kind == write_kv.INT4 else 0
-    assert v_group or k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools, or values of 4 bits"
-    assert kind or q.dtype == k.dtype, f"{q.dtype}, {k.dtype}: queries and pools are of one dtype, or pools of 8 bits"
+    assert v_group or k.dtype == v.dtype, f"pools are {k.dtype} and {v.dtype}: both must have one dtype, or V 4 bits"
+    assert kind or q.dtype == k.dtype, f"q is {q.dtype}, pools are {k.dtype}: all must have one dtype, or pools 8 bits"
     assert q.stride(2) == k.stride(3) == 1, "rows must be contiguous"
     if first_q is not None:
         strides = zip(q.stride(), first_q.stride(), q.shape, strict=True)
@@ -437,7 +437,7 @@ def _device_plan(
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
     """The plan's tables on the device: small and large items, rows, merges, and the number of partial results. Cached
-    in the batch for the step's other layers. seen: the window, and the first keys."""
+    in the batch for the step's other layers. seen: the window, and the number of first keys."""
     small_rows, large_rows = (shape.rows // group for shape in tiles)
     if ragged.deterministic:
         small_rows = 0  # two tile shapes would round differently

@@ -12,9 +12,9 @@ from banyan.kernels.kv_layout import Pool, native_kind, pointers
 from banyan.kernels.native import threads
 
 LOG2E = 1.4426950408889634
-CHUNK_ROWS = 192  # in a tile (tokens times heads of a group), which converts K and V of a block once
-MAX_ROWS = 256  # of any tile, as in items.h
-MAX_DIM = 576  # of a head, as in items.h
+CHUNK_ROWS = 192  # rows of a tile (tokens times heads of a group); it converts K and V of a block once
+MAX_ROWS = 256  # rows of any tile, at most, as in items.h
+MAX_DIM = 576  # dimensions of a head, at most, as in items.h
 SMALL_WORK = 1 << 17  # multiply-adds; below, waking a second thread costs more than it saves
 
 _POINTERS = (

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-MIN_SPLIT = 256  # keys per item, at least: with fewer, the merge costs more than a second reader saves
+MIN_SPLIT = 256  # keys per part of a split item, at least: with fewer, the merge costs more than the split saves
 LARGE_SPLIT = 2, 512
-"""On a GPU, large items per multiprocessor to aim for, and their keys, at least. Each part of a split read writes a
-result for each of its rows, and large items have many. From measurements on an H100."""
+"""For large items on a GPU, in place of WAVES and MIN_SPLIT. They are split less, since each part writes a partial
+result for each of its rows, and large items have many rows. From measurements on an H100."""
 ALIGN = 64  # items begin at multiples of this, or where a shared prefix ends, so they have whole blocks and pages
-WAVES = 4  # items per multiprocessor to aim for when long reads are split
+WAVES = 4  # items per multiprocessor to aim for when items are split
 CHUNK = 256  # keys per item of a deterministic plan; another number would change the last bits of results
 MERGE_KEYS = {"cpu": 48.0, "cuda": 384.0}
 """`merge_keys` of plans, by device type. On a CPU, sharing 48 keys per row takes 0.85 to 1.02 times the time of
@@ -38,7 +38,7 @@ class AttentionPlan(NamedTuple):
     small, large  items by tile shape, longest read first. int32 [n_items, 8]: first entry in `rows`, number of rows,
                   request whose pages are read, first key, end of keys, position of the first row (each further row is
                   one position later), first key that the ancestor mask covers, whether it reads the first keys of the
-                  text, with the queries for these and without the window's mask
+                  text (`AttentionOptions.first`), with `first_q` and without the window's mask
     rows          int32 [n, 2]: row of q; index of its partial result (-1: the item reads all keys of the row, and
                   writes the final result)
     merges        int32 [n_split_rows, 4]: row of q, its first partial result, number of partial results, 0
@@ -58,7 +58,7 @@ class Tiles(NamedTuple):
     small: int
     large: int
     shared: int  # of a large item with rows of several requests
-    few: int  # rows of several requests, at most, that become a small item if they share many keys
+    few: int  # of a small item with rows of several requests that share many keys
 
 
 def subtrees(table: np.ndarray, contexts: Sequence[int], page_size: int) -> list[Subtree]:
@@ -193,8 +193,8 @@ def _share(
     shared: Sequence[Subtree],
     merge_keys: float,
 ) -> tuple[list[int], list[_Item], list[_Item]]:
-    """The key at which each request's own reads begin (`first`: it shares nothing), and the small and large shared
-    items.
+    """Decides which subtrees are read once for several requests. Returns the key at which each request's own reads
+    begin (`first`: it shares nothing), and the small and the large shared items.
 
     If sharing a subtree does not pay, its keys are considered again with the subtrees below it.
     """
@@ -230,8 +230,8 @@ def _share(
 
 
 def _split(items: list[_Item], n_programs: int, n_wanted: int, least: int) -> list[_Item]:
-    """Splits long reads into parts of `least` keys or more, if there are fewer than `n_wanted` programs, n_programs for
-    each item."""
+    """Splits items with many keys into parts of `least` keys or more, to get about `n_wanted` programs. n_programs:
+    programs per item."""
     size = _split_size(sum([item[3] - item[2] for item in items]), n_programs, n_wanted, least)
     cut: list[_Item] = []
     for item in items:
@@ -255,7 +255,7 @@ def _by_length(items: list[_Item]) -> list[_Item]:
 
 
 def _split_size(n_keys: int, n_programs: int, n_wanted: int, least: int) -> int:
-    """An item is split if it reads at least twice this many keys. n_keys: keys that all items read."""
+    """The keys of a part: an item is split if it reads at least twice as many. n_keys: the sum over all items."""
     return max(least, n_keys * n_programs // n_wanted)
 
 
@@ -278,7 +278,7 @@ def _rows_alone(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _chunks(items: list[_Item]) -> list[_Item]:
-    """Splits reads at multiples of CHUNK."""
+    """Splits items at multiples of CHUNK."""
     return [
         (rows, request, max(at, start), min(at + CHUNK, end), position, tail, is_part, which)
         for rows, request, start, end, position, tail, is_part, which in items
@@ -287,7 +287,7 @@ def _chunks(items: list[_Item]) -> list[_Item]:
 
 
 def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> AttentionPlan:
-    """Builds the tables. Partial results get consecutive numbers, those of one row side by side."""
+    """Builds the tables. The partial results of a row get consecutive numbers, in the order of their keys."""
     parts = [item for items in (small, large) for item in items if item[6]]  # read only a part of a row's keys
     counts = [len(item[0]) for item in parts]
     entries = itertools.accumulate(counts, initial=n_rows)  # index in `rows`, where they follow one entry per row

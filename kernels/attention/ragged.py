@@ -18,15 +18,15 @@ ALL_KEYS = (1 << MAX_DRAFT) - 1
 
 
 class AttentionOptions(NamedTuple):
-    """What varies between the attention of layers.
+    """The options in which the attention of layers can differ.
 
     softcap c  scores become c * tanh(scores / c); 0: off
     window w   a row at position p attends only to keys at positions > p - w; 0: no window. A draft tree must not have
                more rows than w, since the index of its rows in the cache is not their position
     sinks      [n_heads]: one more logit per head that takes part in the softmax and has no value
     first f    with a window: a row also attends to the first f keys, however far they are. 0: only to its window
-    first_q    shaped as q: multiplied with the first f keys in place of q, so that these can seem nearer than they are
-               (StreamingLLM; Xiao et al., 2023). In rows at positions below w, it must be q
+    first_q    queries, shaped as q, that replace q for the first f keys, so that these can seem nearer than they are
+               (StreamingLLM; Xiao et al., 2023). In rows at positions below w, first_q must equal q
     """
 
     scale: float
@@ -69,8 +69,8 @@ class Ragged(NamedTuple):
     ancestors: Tensor | None = None  # int64 [n_rows]: bit b: the row attends to key kv_len - 64 + b; None: no trees
     n_drafted: int = 0  # rows of the largest draft tree
     deterministic: bool = False  # a row's result has the same bits in every batch
-    tail: "Ragged | None" = None  # the rows whose result is wanted, if these are far fewer; for the last layer
-    host: HostTables | None = None  # None: they are on the device only
+    tail: "Ragged | None" = None  # for the last layer: only the rows whose result is wanted, if these are far fewer
+    host: HostTables | None = None  # the tables on the host; None: they are on the device only
     local: "Ragged | None" = None  # the same rows, for layers that attend only inside a chunk; None: self
     windowed: "Ragged | None" = None  # the same rows, with the pages of windowed layers; None: self
 
@@ -103,12 +103,12 @@ def ragged(
     parents  for a request whose rows are a draft tree: the parent of each row, counted from the request's first row
              (-1: the parent is the last token before the rows). At most 64 rows, parents before children. None: each
              row follows the one before it
-    wanted   of how many of each request's last rows the model needs results; None: of all
-    chunk    for layers that attend in chunks, whole pages: `local` gets the batch as they see it, in which the rows
-             and keys of each chunk are a request of their own. Not with `parents`
+    wanted   for each request, how many of its last rows need a result; None: all
+    chunk    for layers that attend only inside chunks of so many tokens, whole pages: `local` becomes the batch for
+             these layers, in which the rows and keys of each chunk are a request of their own. Not with `parents`
 
-    Raises ValueError if a request has more rows than tokens or too few pages, if `parents` is no such tree, or if
-    chunks are no whole pages.
+    Raises ValueError if a request has more rows than tokens or too few pages, if `parents` is not such a tree, or if
+    `chunk` is not a number of whole pages or is given with `parents`.
     """
     n = len(q_lens)
     n_pages = [-(-kv // page_size) for kv in kv_lens]
@@ -128,7 +128,7 @@ def ragged(
     local = None
     if chunk:
         if chunk % page_size or parents is not None:
-            raise ValueError(f"chunks of {chunk} tokens with pages of {page_size}{' and draft trees' * bool(parents)}")
+            raise ValueError(f"chunks of {chunk} tokens must be whole pages of {page_size} tokens, without draft trees")
         parts = [part for request in zip(q_lens, kv_lens, pages, strict=True)
                  for part in _in_chunks(*request, page_size, chunk)]  # fmt: skip
         own_q, own_kv, own_pages = (list(each) for each in zip(*parts, strict=True))
@@ -154,7 +154,7 @@ def from_host(
     tables: HostTables, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], shared: tuple[Subtree, ...], n_drafted: int,
     deterministic: bool, tail: Ragged | None, device: torch.device | str,
 ) -> Ragged:  # fmt: skip
-    """The batch with these tables, copied to `device`; see `Ragged`. shared: its subtrees."""
+    """Builds the batch that has these tables, and copies them to `device`; see `Ragged`. shared: its subtrees."""
     *always, ancestors = tables
     q_start, kv_len, table, slots, position = (to_device(each, device) for each in always)
     masks = None if ancestors is None else to_device(ancestors, device)
@@ -171,7 +171,7 @@ def _rows(
     q_start, position, slots = [0], array("i"), array("q")
     for q_len, at, own in zip(q_lens, contexts, pages, strict=True):
         q_start.append(q_start[-1] + q_len)
-        if q_len == 1:  # most requests: a few calls less
+        if q_len == 1:  # most requests; saves a few calls
             position.append(at)
             slots.append(own[at // page_size] * page_size + at % page_size)
             continue
@@ -186,7 +186,8 @@ def _rows(
 def _in_chunks(
     q_len: int, kv_len: int, pages: Sequence[int], page_size: int, chunk: int
 ) -> Iterator[tuple[int, int, Sequence[int]]]:
-    """For each chunk in which a request has rows: their number, the keys up to the last of them, the chunk's pages."""
+    """Yields for each chunk in which a request has rows: the number of these rows, the number of the chunk's keys up to
+    the last row, and the chunk's pages."""
     at = kv_len - q_len
     while at < kv_len:
         first = at // chunk * chunk

@@ -45,8 +45,8 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
 
 def hidden(ragged: Ragged, request: int, window: int, first: int = 0, first_keys: int = 0) -> Tensor:
-    """The keys, from key `first` on, that each row of a request does not attend to: a mask, bool [q_len, kv_len -
-    first]. first_keys: as `AttentionOptions.first`."""
+    """The mask of the keys that each row of a request does not attend to: bool [q_len, kv_len - first], for the keys
+    from `first` on. first_keys: as `AttentionOptions.first`."""
     lo, hi = ragged.q_start[request : request + 2].tolist()
     kv_len = int(ragged.kv_len[request])
     key = torch.arange(first, kv_len, device=ragged.kv_len.device)

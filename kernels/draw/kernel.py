@@ -1,9 +1,9 @@
 """Draws a token from each row of logits, one program per row, without synchronisation with the host.
 
-A row is read several times, mostly from L2: for the largest logit; to replace the logits by weights,
-2^((x - max) / T / ln 2); to search for the threshold, if there are filters; to sum the kept mass; and to find the token
-at which the uniform number falls. All sums are over fixed blocks in a fixed order, so a row's token does not depend on
-its batch.
+A row is read several times, mostly from L2: to find the largest logit; to replace the logits by weights,
+2^((x - max) / T / ln 2); to find the threshold of the filters, if there are any; to sum the weights that they keep; and
+to find the token that the uniform number selects. All sums are over fixed blocks in a fixed order, so a row's token
+does not depend on its batch.
 """
 
 import torch
@@ -38,9 +38,9 @@ def _uniform(seed, sample, position):
 @triton.jit
 def _search(p_w, n_vocab, low, high, n_low, n_high, mass_low, mass_high, goal, BY_COUNT: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """Finds the threshold at which weights reach a goal, in number or in mass: the weights >= `low` reach it, those
-    >= `high` do not. Both are bits of floats, which have the order of positive floats. Each pass gains two bits. Ends
-    when at most one weight is between `low` and `high`."""
+    """Finds the threshold above which the weights reach a goal, in number or in mass. The weights >= `low` reach it,
+    those >= `high` do not. Both are the bits of positive floats, which have the same order as the floats. Each pass
+    gains two bits. Ends when at most one weight is between `low` and `high`."""
     o = tl.arange(0, BLOCK)
     while (high - low > 1) & (n_low - n_high > 1):
         quarter, half = tl.maximum((high - low) // 4, 1), tl.maximum((high - low) // 2, 1)
@@ -108,7 +108,7 @@ def _least_kept(p_w, n_vocab, n, mass, top_k, top_p, min_p, BLOCK: tl.constexpr)
         share = (top_k - n_high).to(tl.float64) / (n_low - n_high).to(tl.float64)
         mass = mass_high + share * (mass_low - mass_high)
     if top_p < 1.0:
-        # This much mass, in at most n_vocab weights, is below the threshold: a lower bound.
+        # A lower bound of the threshold: all weights below it have less mass than top-p removes.
         least = ((1.0 - top_p) * mass / (2 * n_vocab)).to(tl.float32).to(tl.int32, bitcast=True)
         low = tl.maximum(low, tl.minimum(least, ONE))
         low, n_low, n_high, mass_low, mass_high = _search(

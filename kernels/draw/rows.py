@@ -1,4 +1,4 @@
-"""The sampling parameters of each row, as tensors that are copied to the device at once."""
+"""The sampling parameters of each row, as tensors that reach the device in one copy."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,15 +10,16 @@ from torch import Tensor
 from banyan.kernels.attention.ragged import to_device
 
 MAX_TEMPERATURE = 1e30
-"""Higher temperatures change nothing. If it became infinite in float32, a forbidden token's -inf / inf would be NaN."""
+"""Higher temperatures are set to this, which does not change a draw. A temperature that is infinite in float32 would
+turn the logit -inf of a forbidden token into -inf / inf, which is NaN."""
 
 
 class Rows(NamedTuple):
-    """One number per row, [n_rows] each."""
+    """The sampling parameters: one number per row in each tensor, [n_rows]."""
 
     temperature: Tensor  # float64; 0: the argmax
     top_k: Tensor  # int64: number of best tokens to keep; 0: all
-    top_p: Tensor  # float64: keep the best tokens that have this share of what top_k kept; 1: all
+    top_p: Tensor  # float64: keep the best tokens that have this share of the probability left by top_k; 1: all
     min_p: Tensor  # float64: keep tokens with at least this share of the best one's probability; 0: all
     seed: Tensor  # int64
     sample: Tensor  # int64

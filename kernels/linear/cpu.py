@@ -24,8 +24,8 @@ def pack(
     weight: Tensor | Grouped, deterministic: bool = False, dtype: torch.dtype = torch.float32
 ) -> Packed | GroupedRows | None:
     """Packs `weight` [n_out, n_in] for the library, or a quantised weight on a GPU for its kernel. A quantised weight
-    that no kernel computes with is dequantised. Returns None if the library cannot compute with the weight, or oneDNN
-    is faster.
+    that no kernel supports is dequantised. Returns None if the library does not support the weight, or oneDNN is
+    faster.
 
     With `deterministic`, the library is used even if oneDNN is faster: it sums each row separately, in the order of its
     columns, so a row has the same bits in any batch. dtype: for a quantised weight, the dtype of the rows that it
@@ -50,7 +50,7 @@ def pack(
 
 
 def keeps_quantised(weight: Grouped, device: torch.device) -> bool:
-    """Whether `pack` on a device may keep a weight quantised: no CPU computes with E4M3."""
+    """Whether `pack` may keep a weight quantised on a device. False for E4M3 on a CPU, where no kernel supports it."""
     return weight.n_bits != FLOAT8 or device.type != "cpu" or INTERPRETED
 
 
@@ -59,8 +59,8 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
     if isinstance(weight, Tensor):
         return reference.linear(x, weight, bias)
     n, n_columns = x.shape
-    assert x.dtype == weight.dtype, f"{x.dtype} times a weight for {weight.dtype}"
-    assert n_columns == weight.n_in, f"{n_columns} columns times {weight.n_in}"
+    assert x.dtype == weight.dtype, f"x is {x.dtype}, but the weight is packed for {weight.dtype}"
+    assert n_columns == weight.n_in, f"x has {n_columns} columns, but the weight has {weight.n_in} inputs"
     out = x.new_empty((n, weight.n_out))
     library = build.library()
     assert library is not None, "a weight is packed only if there is a library"

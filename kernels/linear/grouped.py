@@ -1,5 +1,5 @@
-"""A quantised weight, with a scale per group of inputs: the form into which checkpoints are read, before a kernel's own
-layout."""
+"""Quantised weights with a scale per group of inputs. Checkpoints are read into this form, and then packed for a
+kernel."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 FLOAT4 = 5  # as in native/grouped.h
-"""In place of a number of bits: 4-bit floats (E2M1). `numbers` holds their doubles."""
+"""The n_bits of 4-bit floats (E2M1). `numbers` holds each float times 2, which is an integer."""
 FLOAT8 = 6
-"""In place of a number of bits: 8-bit floats (E4M3)."""
+"""The n_bits of 8-bit floats (E4M3)."""
 
 
 class Grouped(NamedTuple):
@@ -35,8 +35,8 @@ class Grouped(NamedTuple):
 
 
 def quantise(weight: Tensor, n_bits: int, group: int = 32) -> Grouped:
-    """Rounds `weight` [n_out, n_in] to the nearest numbers of 4 or 8 bits, or E4M3. A group's largest number becomes
-    -8, 127 or 448. If n_in is no multiple of `group`, each row is one group."""
+    """Rounds `weight` [n_out, n_in] to the nearest numbers of 4 or 8 bits, or E4M3. The number of a group that is
+    farthest from 0 becomes -8, +-127 or +-448. If n_in is no multiple of `group`, each row is one group."""
     n_out, n_in = weight.shape
     groups = weight.float().view(n_out, -1, n_in if n_in % group else group)
     at = groups.abs().argmax(2, keepdim=True)

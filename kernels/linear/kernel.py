@@ -1,9 +1,9 @@
 """Linear layers with quantised weights in Triton: rows in 16 or 32 bits times weights in 4 or 8 bits.
 
-A tile of weights is dequantised in registers, and is the left operand of the product: tensor cores of Hopper read that
-one from registers, so the numbers are not written to shared memory again. A byte of 4-bit numbers holds two that are
-HALF inputs apart, so a tile of bytes becomes two tiles of numbers, whose columns of x are in runs of HALF. Many rows
-are bound by arithmetic: then the weight is dequantised once, and the vendor's library computes the product.
+A tile of weights is dequantised in registers, and is the left operand of the product: Hopper's tensor cores can read
+this operand from registers, so the numbers are not written to shared memory again. A byte of 4-bit numbers holds two
+that are HALF inputs apart. So a tile of bytes becomes two tiles of numbers, each for runs of HALF columns of x. Many
+rows are bound by arithmetic: then the weight is dequantised once, and the vendor's library computes the product.
 """
 
 from typing import NamedTuple
@@ -20,13 +20,13 @@ from banyan.kernels.linear.packed import GroupedRows
 from banyan.kernels.write_kv.kernel import widen
 
 HALF = tl.constexpr(packed.HALF)
-MANY_ROWS = 129  # from here on, the weight is dequantised once
-WARPS = 8  # per processor, about; if there are fewer, the inputs are cut into parts
+MANY_ROWS = 129  # from so many rows on, the weight is dequantised once
+WARPS = 8  # per multiprocessor, about; if there are fewer, the inputs are cut into parts
 
 
 @triton.jit
 def columns(k, i_half, BITS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The inputs of the numbers in one half of the bytes of a tile that begins at input k."""
+    """The inputs to which one half of a tile's numbers belong; the tile begins at input k. See `dequantised`."""
     if BITS == 4:
         o_half = tl.arange(0, BLOCK_K // 2)
         o_k = k + o_half // HALF * (2 * HALF) + o_half % HALF + i_half * HALF
@@ -37,7 +37,7 @@ def columns(k, i_half, BITS: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def stored(p_numbers, o_n, k, n_in, s_numbers, BITS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr):
-    """A tile of weights as they are stored, one row per output. EVEN: n_in is a multiple of BLOCK_K."""
+    """Loads a tile of weights as they are stored, one row per output. EVEN: n_in is a multiple of BLOCK_K."""
     if BITS == 4:
         o_byte = k // 2 + tl.arange(0, BLOCK_K // 2)
         m_byte = (o_byte < s_numbers)[None, :]
@@ -53,7 +53,8 @@ def dequantised(
     b_stored, p_scale, p_minimum, o_n, k, i_half, n_groups,
     GROUP: tl.constexpr, UNIT: tl.constexpr, BITS: tl.constexpr, HAS_MIN: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """One half of a tile of `stored`, float32. A scale is loaded once for UNIT inputs."""
+    """Dequantises one half of a tile from `stored` to float32: the low or the high 4 bits of its bytes, or with 8 bits
+    all numbers. A scale is loaded once for UNIT inputs."""
     BLOCK_N: tl.constexpr = b_stored.shape[0]
     WIDTH: tl.constexpr = b_stored.shape[1]
     EACH: tl.constexpr = UNIT // 2 if BITS == 4 and UNIT > HALF else UNIT  # numbers of this half with one scale
@@ -86,12 +87,12 @@ def _linear(
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs, block of rows, part of the inputs). n_each: inputs of a part, whole blocks. A part
-    has an output of its own."""
+    """Program (block of outputs, block of rows, part of the inputs). n_each: inputs of a part, in whole blocks. Each
+    part has an output of its own."""
     o_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     m_m, m_n = o_m < n_rows, o_n < n_out
-    o_w = tl.minimum(o_n, n_out - 1)  # rows of the weight that exist need no mask
+    o_w = tl.minimum(o_n, n_out - 1)  # no index is out of range, so no mask
     p_x += o_m.to(tl.int64)[None, :] * s_x
     b_acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     start = tl.program_id(2) * n_each
@@ -112,7 +113,7 @@ def _linear(
 
 @triton.jit
 def _add_parts(p_parts, p_bias, p_out, n_parts, n_out, n_all, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (block of outputs of all rows)."""
+    """Adds the parts and the bias. Program (block of outputs of all rows)."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n_all
     b_sum = tl.zeros([BLOCK], tl.float32)
@@ -152,8 +153,8 @@ class Shape(NamedTuple):
 
 
 def shape(n_rows: int, n_bits: int) -> Shape:
-    """Few rows: small tiles, since reading the weight is the bottleneck. More rows: tiles that dequantise it less
-    often. The fastest of a dozen on an H100."""
+    """The tile for n_rows rows. Few rows have small tiles, since reading the weight is the bottleneck. More rows have
+    tiles that dequantise it less often. The fastest of a dozen on an H100."""
     if n_rows <= 16:
         return Shape(16, 64, 256, 4, 3) if n_bits == 4 else Shape(16, 16, 128, 1, 3)
     if n_bits == 4:
@@ -162,13 +163,13 @@ def shape(n_rows: int, n_bits: int) -> Shape:
 
 
 def n_parts(n_programs: int, n_blocks: int, warps: int) -> int:
-    """Into how many parts to cut the inputs, so that every processor has warps enough to hide what they wait for."""
+    """Into how many parts to cut the inputs (split-K), so that each multiprocessor has enough warps to hide latency."""
     most = n_blocks // 2  # a part of one block has nothing to load ahead
     return max(1, min(most, round(WARPS * n_processors(architecture()) / (n_programs * warps))))
 
 
 def unit(group: int, n_groups: int, block: int) -> int:
-    """The inputs of a tile of `block` inputs for which one scale is loaded: a power of 2 that divides the group."""
+    """How many inputs share one loaded scale, in a tile of `block` inputs: a power of 2 that divides the group."""
     return block if n_groups == 1 else min(block, group & -group)
 
 
@@ -176,7 +177,7 @@ def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor
     """See `reference.linear`. Rows of x are contiguous."""
     numbers, scale, minimum, n_in, n_bits, _ = weight
     n_rows, n_out, n_groups = len(x), len(numbers), scale.shape[1]
-    assert x.shape[1] == n_in, f"{x.shape[1]} columns times {n_in}"
+    assert x.shape[1] == n_in, f"x has {x.shape[1]} columns, but the weight has {n_in} inputs"
     assert x.stride(1) == 1, "the last axis must be contiguous"
     if n_rows >= MANY_ROWS:
         return F.linear(x, dequantise(weight, x.dtype), bias)

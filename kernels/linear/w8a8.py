@@ -1,6 +1,6 @@
 """Linear layers whose weights and rows both have 8 bits (W8A8), int8 or E4M3, in Triton.
 
-Each row of x is quantised when it arrives, with one scale for each group of inputs of the weight. Tensor cores multiply
+Each row of x is quantised first, with one scale for each of the weight's groups of inputs. Tensor cores multiply
 8 bits at twice the rate of 16. They sum products of int8 in int32, which is exact. Hopper's sum products of E4M3 with
 about 14 bits, so these sums are added to float32 every 128 inputs (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 """
@@ -42,14 +42,14 @@ def _product(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, block of rows, part of the inputs). GROUP: a multiple of BLOCK_K; 0: there is one
-    group. n_each: inputs of a part, whole blocks; a part has an output of its own. Weights are the left operand, so
-    that few rows are the side of a tile that may be narrow."""
+    group. n_each: inputs of a part, in whole blocks; each part has an output of its own. Weights are the left operand:
+    the right one, the rows, may be a narrow tile."""
     IS_INT: tl.constexpr = p_numbers.dtype.element_ty == tl.int8
     # Programs that run at the same time share rows and weights.
     i_m, i_n = tl.swizzle2d(tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), 8)
     o_m = (i_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     o_n = (i_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    o_row, o_w = tl.minimum(o_m, n_rows - 1), tl.minimum(o_n, n_out - 1)  # rows that exist need no mask
+    o_row, o_w = tl.minimum(o_m, n_rows - 1), tl.minimum(o_n, n_out - 1)  # no index is out of range, so no mask
     start = tl.program_id(2) * n_each
     b_acc = tl.zeros([BLOCK_N, BLOCK_M], tl.int32 if IS_INT and GROUP == 0 else tl.float32)
     for k in range(start, tl.minimum(start + n_each, width), BLOCK_K):
@@ -79,7 +79,7 @@ def _product(
 
 
 def serves(weight: GroupedRows) -> bool:
-    """Whether `linear` computes with a weight on the current device. An A100 has no E4M3."""
+    """Whether `linear` supports a weight on the current device. An A100 has no E4M3."""
     if not weight.is_w8a8 or weight.n_bits != 8 or weight.minimum is not None:
         return False
     n_groups = weight.scale.shape[1]
@@ -89,8 +89,8 @@ def serves(weight: GroupedRows) -> bool:
 
 
 def shape(n_rows: int, n_groups: int, arch: str) -> Shape:
-    """Few rows: small tiles, since reading the weight is the bottleneck. With groups, a tile is in registers twice.
-    Chosen from what the compilers report, without a measurement."""
+    """The tile for n_rows rows. Few rows have small tiles, since reading the weight is the bottleneck. With groups, the
+    sums of a tile are in registers twice. Chosen from compiler reports, without a measurement."""
     if n_rows <= 16:
         return Shape(16, 64, 128, 4, 3 if arch == "gfx942" else 5)
     if n_rows <= 64:
@@ -102,7 +102,7 @@ def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor
     """See `reference.linear`. Rows of x are contiguous. `serves(weight)` holds."""
     numbers, scale, _, n_in, _, _ = weight
     (n_out, width), n_groups, n_rows = numbers.shape, scale.shape[1], len(x)
-    assert x.shape[1] == n_in, f"{x.shape[1]} columns times {n_in}"
+    assert x.shape[1] == n_in, f"x has {x.shape[1]} columns, but the weight has {n_in} inputs"
     assert x.stride(1) == 1, "the last axis must be contiguous"
     out = torch.empty((n_rows, n_out), dtype=x.dtype, device=x.device)
     if not out.numel():

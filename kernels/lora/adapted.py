@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LINEARS = ("qkv", "out", "gate_up", "down")  # the linear layers of a layer, in this order
-MAX_PARTS = 3  # parts of the linear layer that joins the projections q, k and v
+LINEARS = ("qkv", "out", "gate_up", "down")  # the linear layers of a decoder layer, in this order
+MAX_PARTS = 3  # parts of a fused linear layer, at most: q, k and v
 MAX_RANK = 512  # MAX_RANK and LORA_ROWS of native/lora.h
-RANK_STEP = 4  # ranks are padded to a multiple
+RANK_STEP = 4  # ranks are padded to a multiple of this
 _ROWS = 16
 
 
@@ -33,7 +33,7 @@ class AdapterWeights:
     def __init__(self, layers: Sequence[Sequence[Sequence[LowRank]]]) -> None:
         self.layers = layers
         self.table = np.zeros((len(layers), len(LINEARS), MAX_PARTS, 5), np.int64)
-        """LowRank of native/lora.h for each layer, linear and part."""
+        """The fields of `LowRank` in native/lora.h, for each layer, linear layer and part."""
         for i, linears in enumerate(layers):
             for j, parts in enumerate(linears):
                 for k, (down, up, column) in enumerate(parts):
@@ -58,7 +58,7 @@ class AdaptedRows:
         self, adapters: Sequence[AdapterWeights], rows: Sequence[Sequence[int]], kept: Sequence[int] | None = None
     ) -> None:
         """rows: the rows of each adapter, ascending. kept: the rows of the step that the last layer computes,
-        ascending; None: all. `last` has the adapters' rows as indexes into `kept`."""
+        ascending; None: all. `last` is the object for the last layer: its rows are indexes into `kept`."""
         self.adapters, self._rows, self.last = adapters, rows, self
         if kept is not None:
             number = {row: i for i, row in enumerate(kept)}

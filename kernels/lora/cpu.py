@@ -1,4 +1,4 @@
-"""What adapters add to a linear layer, on a CPU: all of them in one call of the C++ library (native/lora.h)."""
+"""The outputs that LoRA adapters add on a CPU: those of all adapters in one call of the C++ library (native/lora.h)."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""What adapters add to a linear layer, in plain PyTorch."""
+"""The outputs that LoRA adapters add to those of a linear layer, in plain PyTorch."""
 
 from collections.abc import Callable
 

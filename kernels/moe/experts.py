@@ -17,7 +17,8 @@ Layout = TypeVar("Layout", Packed, GroupedRows)
 
 
 class Gate(NamedTuple):
-    """(clamped up + shift) * g * sigmoid(alpha * (g + cubic * g^3)), with g = min(gate, limit), and up within limit.
+    """The gate of an expert: (up + shift) * g * sigmoid(alpha * (g + cubic * g^3)), with g = min(gate, limit), and up
+    clamped to -limit .. limit.
 
     The default is SwiGLU. gpt-oss has alpha 1.702, limit 7 and shift 1; with a cubic part it is GELU (tanh)."""
 
@@ -39,7 +40,7 @@ class Experts(NamedTuple):
 
 
 def joined(weights: Sequence[Layout]) -> Layout:
-    """Joins packed weights: a copy of the first, whose tensors are the concatenated tensors of all."""
+    """Joins packed weights into one: concatenates their tensors, and takes all other fields from the first."""
     first = weights[0]
     names = [name for name, part in first._asdict().items() if isinstance(part, Tensor)]
     tensors: Any = {name: torch.cat([getattr(weight, name) for weight in weights]) for name in names}

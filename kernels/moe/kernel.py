@@ -22,7 +22,7 @@ def _product(
     GROUP: tl.constexpr, UNIT: tl.constexpr, BITS: tl.constexpr, HAS_MIN: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds the product of rows with one half of a tile of weights; BITS 0: as they are stored."""
+    """Adds the product of rows with one half of a tile of weights; BITS 0: weights that are not quantised."""
     b_w = b_stored
     if BITS > 0:
         b_w = dequantised(b_stored, p_scale, p_minimum, o_w, k, i_half, n_groups, GROUP, UNIT, BITS, HAS_MIN, EVEN)
@@ -87,8 +87,8 @@ def _experts(
 
 
 def shape(n_pairs: int, n_experts: int) -> Shape:
-    """Few rows of an expert: many programs, which read the weights; many rows: fewer reads of the same weights. The
-    fastest of a dozen on an H100."""
+    """The tile for n_pairs pairs. Few rows per expert have small tiles, so that many programs read the weights. Many
+    rows have larger tiles, which read the same weights less often. The fastest of a dozen on an H100."""
     return Shape(16, 64, 128, 4, 3) if n_pairs <= 16 * n_experts else Shape(64, 64, 64, 4, 3)
 
 
@@ -133,7 +133,8 @@ def _n_in(weight: AnyWeight) -> int:
 
 
 def _sorted(index: Tensor, n_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
-    """The pairs in the order of their experts, and the expert, first place and end of each block, int64 [n, 3]."""
+    """Sorts the pairs by expert. Returns their order, and the expert, first place and end of each block of at most
+    block_m pairs, int64 [n, 3]."""
     order = index.argsort(stable=True)
     starts = torch.searchsorted(index[order], torch.arange(n_experts + 1, device=index.device))
     n_blocks = (starts.diff() + block_m - 1) // block_m

@@ -1,8 +1,8 @@
 """Compiles the C++ library (attention.cpp, ops.cpp) for this machine, once, and loads it.
 
 It is built on first use by the system's compiler (10 to 40 s; Triton needs one at run time too), into a cache folder.
-Its files are compiled at the same time, on one core each. The file's name is a hash of source, compiler, flags and CPU.
-A new build is tested against the references before it gets that name, so that a compiler bug cannot go unnoticed.
+The two sources are compiled in parallel. The library's file name is a hash of source, compiler, flags and CPU. A new
+build is tested against the references before it gets that name, so that a compiler bug cannot go unnoticed.
 Without a compiler, or if the test fails, a warning is logged and plain torch is used. ctypes calls the plain C ABI, at
 0.3 us per call.
 """
@@ -28,8 +28,8 @@ from banyan.kernels.native import self_test
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("attention.cpp", "ops.cpp"))
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "--param=avoid-fma-max-bits=0")
-"""The last forbids what GCC does for AMD's processors: it splits fused multiply-adds where a loop has only one chain of
-them, so that one row of a product would have other bits than several rows."""
+"""The last flag turns off an optimisation of GCC for AMD's processors: it splits fused multiply-adds in loops with only
+one chain of them, so that a row that is multiplied alone would have other bits than the same row among others."""
 DTYPES = (torch.float32, torch.bfloat16)  # the dtypes that the library supports; torch computes all others
 
 _log = logging.getLogger("banyan.kernels")
@@ -42,7 +42,7 @@ def library() -> ctypes.CDLL | None:
     global _why_not
     try:
         return load(_compiler(), cache_folder())
-    except (OSError, RuntimeError) as error:  # most likely of the folder
+    except (OSError, RuntimeError) as error:  # most likely from the folder
         reason = f"{error}; XDG_CACHE_HOME can name another folder for builds"
     except (ValueError, subprocess.SubprocessError, AssertionError) as error:
         reason = _reason(error)
@@ -52,7 +52,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def why_not() -> str:
-    """Why `library` gave None."""
+    """Why `library` returned None; "" if it did not."""
     return _why_not
 
 
@@ -80,8 +80,8 @@ def cache_folder() -> Path:
 
 
 def load(compiler: Sequence[str], folder: Path, check: Callable[[ctypes.CDLL], None] = self_test.run) -> ctypes.CDLL:
-    """Loads the library from `folder`; builds and checks it first if it is not there, or cut off by a crash of the
-    machine. compiler: a program and its first arguments.
+    """Loads the library from `folder`. Builds and checks it first if the file is missing, or incomplete after a crash
+    of the machine. compiler: a program and its first arguments.
 
     Raises CalledProcessError if the compiler fails, AssertionError if `check` fails, OSError if the library cannot be
     loaded. Of several processes, one builds and the others wait for it; if it fails, they raise SubprocessError with
@@ -96,7 +96,7 @@ def load(compiler: Sequence[str], folder: Path, check: Callable[[ctypes.CDLL], N
     with _lock(folder):
         with suppress(OSError):  # another process may have built it meanwhile
             return _declare(ctypes.CDLL(str(path)))
-        if _changed(note) > noted:  # or failed
+        if _changed(note) > noted:  # or failed to build it
             raise subprocess.SubprocessError(note.read_text())
         try:
             _build(compiler, path, check)

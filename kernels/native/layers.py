@@ -32,7 +32,7 @@ multiplied with the first keys (`AttentionOptions.first_q`)."""
 
 
 class _Layer(ctypes.Structure):
-    """Mirrors `Layer` of layers.h. So do the next classes."""
+    """Mirrors `Layer` of layers.h. The next two classes mirror `AttentionPlan` and `Pass`."""
 
     _fields_ = (
         *((name, _P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
@@ -97,7 +97,7 @@ class Layers:
         self, library: ctypes.CDLL, weights: Sequence[Weights], head: Head, n_heads: int, n_kv_heads: int, dim: int,
         eps: float,
     ) -> None:  # fmt: skip
-        """For weights that `fused` found to be supported."""
+        """The library must support the weights, which `fused` checks."""
         self.library = library
         self.sizes = n_heads, n_kv_heads, dim
         self.eps = eps

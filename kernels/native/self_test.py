@@ -196,7 +196,7 @@ def _grouped_of(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.d
 
 
 def _experts(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
-    """Six experts in the rows' dtype, two of each row, one of them with many rows; rows that lack an expert. Most sizes
+    """Six experts in the rows' dtype, two per row. One expert has many rows, and some rows lack an expert. Most sizes
     are no multiples of the vector width."""
     n, hidden, mid, gate = 6, 64, 42, Gate(1.7, 0.04, 1.5, 0.5)
     x, index = _randn(generator, dtype, 50, hidden), torch.randint(0, n + 1, (50, 2), generator=generator)
@@ -212,7 +212,7 @@ def _experts(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
 
 
 def _product(library: ctypes.CDLL, x: Tensor, weight: Packed, n: int, n_threads: int = 2) -> Tensor:
-    """Of the first n rows."""
+    """The product of the first n rows of x."""
     out = torch.empty(n, weight.n_out, dtype=x.dtype)
     pointer = ctypes.byref(Weight.of(weight, None))
     library.banyan_linear(x.dtype == torch.bfloat16, x.data_ptr(), pointer, out.data_ptr(), n, x.stride(0), n_threads)

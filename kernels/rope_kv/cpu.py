@@ -1,4 +1,4 @@
-"""Norms of heads, rotary embedding and the write to KV on a CPU, in one call of the C++ library (native/rows.h)."""
+"""QK norm, rotary embedding and the write to the KV cache on a CPU, in one call of the C++ library (native/rows.h)."""
 
 import ctypes
 

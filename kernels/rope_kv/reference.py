@@ -1,4 +1,4 @@
-"""The ops between a layer's QKV projection and its attention: norms of the heads, rotary embedding, the write to KV.
+"""The ops between a layer's QKV projection and its attention: QK norm, rotary embedding, the write to the KV cache.
 
 Rotary position embedding (Su et al., 2021) in the half-split layout: dimension i is rotated with dimension i + n / 2.
 """
@@ -11,17 +11,17 @@ from banyan.kernels.small_ops.reference import rms_norm
 from banyan.kernels.write_kv import reference as write_kv
 
 Norms = tuple[Tensor, Tensor] | None
-"""Weights of the norms over each head of the queries and of the keys, [dim] each; None: no norms."""
+"""The weights of QK norm, over each head of the queries and over each head of the keys, [dim] each; None: no norm."""
 
 
 def rope_kv(
     qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
-    """Returns the normed and rotated queries, [n_rows, n_heads, dim]. Writes keys, normed and rotated too, and values
-    to the pools.
+    """Returns the normed and rotated queries, [n_rows, n_heads, dim]. Writes the normed and rotated keys, and the
+    values, to the pools.
 
     qkv          [n_rows, n_heads + 2 n_kv_heads, dim]: queries, keys and values of a fused projection; not changed
-    norms        of the heads; see Norms
+    norms        see Norms
     cos, sin     [n_rows, n_rotary / 2] for each row's position. n_rotary <= dim; further dimensions are not rotated
     k/v_pool     [n_pages, page_size, n_kv_heads, dim], contiguous, changed in place; see `write_kv`
     slots        int64 [n_rows], distinct: page * page_size + offset

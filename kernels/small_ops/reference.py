@@ -1,4 +1,4 @@
-"""Ops on rows, logits and pages that need no file of their own, in plain PyTorch."""
+"""The small ops on rows, logits and pages, in plain PyTorch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,8 +26,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """The gate of a feed-forward layer (SwiGLU; Shazeer, 2020): silu(gate) * up, [n_rows, dim], for gate_up
-    [n_rows, 2 * dim], which is gate, then up. Computed in float32."""
+    """The gate of a feed-forward layer (SwiGLU; Shazeer, 2020). Returns silu(gate) * up, [n_rows, dim]; gate_up
+    [n_rows, 2 * dim] holds first the gate, then up. Computed in float32."""
     real = torch.promote_types(gate_up.dtype, torch.float32)
     gate, up = gate_up.to(real).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
@@ -72,9 +72,9 @@ def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -
     an accepted path of a draft tree to the slots of its tokens' final positions.
 
     pools                   [n_pages, page_size, ...], contiguous, changed in place; a slot is page * page_size + offset
-    sources, destinations   int64 [n_paths, n_steps]; a source of -1: no copy. Paths have no slot in common. No
-                            destination is the source of a later step of its path, which holds for a path whose
-                            ascending rows move to the front of their tree
+    sources, destinations   int64 [n_paths, n_steps]; a source of -1: no copy. Paths have no slot in common. In a path,
+                            no destination is the source of a later step. This holds if the path's rows ascend and move
+                            to the front of their tree
     """
     m = (sources >= 0) & (sources != destinations)
     source, destination = sources[m], destinations[m]

@@ -1,7 +1,7 @@
-"""Scatters new keys and values, one program per row. Also the code that converts to and from 8 bits in kernels.
+"""Scatters new keys and values, one program per row. Other kernels also use its conversions to and from 8 bits.
 
-On chips without e4m3 (sm_80), kernels handle its bits as integers: shifted to a float's sign, exponent and mantissa,
-they are the number times 2**-120, also if the number is subnormal.
+On chips without e4m3 (sm_80), kernels load an e4m3 number as an integer and shift its bits to the sign, exponent and
+mantissa of a float32. The float is the number times 2**-120, also if the number is subnormal.
 """
 
 import torch

@@ -309,7 +309,7 @@ VIOLATIONS: list[tuple[Callable[[Scene], None], str]] = [  # and the message of 
     (change_namespace_of_root, "has the namespace"),
     (lengthen_key, "of 5 tokens has 1 pages of 4"),
     (cut_key_inside_token, "whole tokens"),
-    (start_node_inside_page, "does not begin at its parent's end"),
+    (start_node_inside_page, "must begin at its parent's end"),
     (add_children_to_partial_page, "after a page that is not full"),
     (reverse_order_of_children, "the order of the children"),
     (clear_order_below_root, "the order of a root's children"),
