@@ -1,4 +1,4 @@
-// The C interface of attention. It is compiled beside the rest (ops.cpp), at the same time.
+// The C interface of attention. It is compiled in parallel with the rest (ops.cpp).
 
 #include "types.h"  // first, as it refuses old compilers
 

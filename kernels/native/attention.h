@@ -1,8 +1,9 @@
 // Attention over work items (see attention/plan.py), directly on the pages.
 //
-// An item's keys are processed in blocks of 64, with an online softmax in base 2. Items with few and with many rows have
-// different code (few.h, many.h), unless the processor multiplies bfloat16 in tiles (tiled.h). All sums are float32. 8-bit
-// numbers are multiplied without their scales: a key's scale is applied to its score, and a value's scale to its weight.
+// An item's keys are processed in blocks of 64, with an online softmax in base 2. Items with few and with many rows
+// have different code (few.h, many.h), unless the processor multiplies bfloat16 in tiles (tiled.h). All sums are
+// float32. 8-bit numbers are multiplied without their scales: a key's scale is applied to its score, and a value's
+// scale to its weight.
 #pragma once
 
 #include "few.h"

@@ -66,7 +66,7 @@ inline double weigh(const float* x, float* w, int64_t n, float peak, float tempe
     return mass;
 }
 
-// The weight at which the weights that are at least as large reach a goal, in number or in mass.
+// The largest weight at which it and all larger weights reach a goal, in number or in mass; and the weights above it.
 struct Border {
     float weight;
     int64_t n_above;

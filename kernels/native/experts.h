@@ -2,8 +2,8 @@
 // outputs.
 //
 // The pairs of a row and an expert are sorted by expert, so an expert's weights are read once for all of its rows. One
-// product computes the gates and the inner numbers of all pairs, one their outputs. A row's outputs are added in the order
-// of its experts in `index`.
+// product computes the gate and up projections of all pairs, a second one their outputs. A row's outputs are added in
+// the order of its experts in `index`.
 #pragma once
 
 #include <algorithm>
@@ -83,7 +83,7 @@ void experts(const Experts& c, int n_threads) {
         for (int64_t j = i * c.n_each; j < (i + 1) * c.n_each; j++)
             if (place[j] >= 0) std::memcpy(rows + place[j] * hidden, (const T*)c.x + i * hidden, hidden * sizeof(T));
     });
-    // Four tasks a thread at least, so that none waits long for the expert with the most rows.
+    // At least four tasks per thread, so that no thread waits long for the expert with the most rows.
     const auto product = [&](const Weight& all, const T* x, int64_t s_x, T* to) {
         const int64_t n_parts = n_threads < 2 ? 1 : (4 * n_threads + n_used - 1) / std::max<int64_t>(n_used, 1);
         const int64_t columns = ((all.n_out + n_parts - 1) / n_parts + TASK - 1) / TASK * TASK;

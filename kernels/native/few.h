@@ -1,7 +1,7 @@
 // Attention of few rows over the same keys: each lane is a key.
 //
-// K of a block is transposed once. Then both products, Q K^T and P V, use the same register tile: broadcast numbers of A
-// times whole vectors of B. bfloat16 is widened on load, except in Q K^T if `can_pair`.
+// K of a block is transposed once. Then both products, Q K^T and P V, use the same register tile: broadcast numbers of
+// A times whole vectors of B. bfloat16 is widened on load, except in Q K^T if `can_pair`.
 #pragma once
 
 #include "items.h"

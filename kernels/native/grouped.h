@@ -1,13 +1,13 @@
 // Linear layers over weights of 4 or 8 bits with a scale, and perhaps a minimum, per group of 32 inputs.
 //
-// The rows are quantised to 8 bits in the same groups. So the sum over a group is exact in integers, and the groups of a
-// row are added in order: the bits of a row's result do not depend on the batch. Many rows are computed in another way
-// where that is faster, except in deterministic mode.
+// The rows are quantised to 8 bits in the same groups. So the sum over a group is exact in integers, and the groups of
+// a row are added in order: the bits of a row's result do not depend on the batch. Many rows are computed in another
+// way where that is faster, except in deterministic mode.
 //
-// A panel is 16 columns: [group][8 quads][16 columns][4 k], as bytes (8 bits), or with quads 2i and 2i + 1 in the low and
-// high halves of bytes (4 bits). Numbers are stored without a sign, as number + `zero`; the dot product with `zero` is
-// subtracted. Floats of 4 bits (E2M1) are stored as they are; their doubles are whole numbers, which a table gives.
-// Scales and minimums are float16 [group][16], as parts of a factor per column.
+// A panel is 16 columns: [group][8 quads][16 columns][4 k], as bytes (8 bits), or with quads 2i and 2i + 1 in the low
+// and high halves of bytes (4 bits). Numbers are stored without a sign, as number + `zero`; the dot product with `zero`
+// is subtracted. Floats of 4 bits (E2M1) are stored as they are; a table gives their doubles (2 x), which are integers.
+// Scales and minimums are float16 [group][16], divided by a factor per column.
 #pragma once
 
 #include "thread_pool.h"
@@ -56,17 +56,17 @@ inline vf load_half(const uint16_t* p) {
 }
 
 // Whether `quad` returns signed numbers. AVX2 multiplies only unsigned bytes by signed ones, so `Dot` multiplies the
-// absolute number of the weight by the number of the row, which gets the sign of the weight's first.
+// absolute number of the weight by the number of the row, to which it first applies the sign of the weight.
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 template <int BITS> constexpr bool SIGNED = BITS != 4;
 #else
 template <int BITS> constexpr bool SIGNED = false;
 #endif
-// What is added to the numbers of a weight where `quad` returns unsigned ones.
+// The number that is added to those of a weight to make them unsigned, unless SIGNED.
 constexpr int ZERO(int bits, bool has_min) { return bits == 8 ? 128 : bits == FLOAT4 ? 12 : has_min ? 0 : 8; }
 
-// Sums of products of 4 bytes of a weight with 4 of a row, in each lane. Without instructions for them, sums of pairs are
-// kept in 16 bits over a group, which is enough for 4 bits: 8 * 2 * 15 * 127, and 8 * 2 * 12 * 127 with a sign.
+// Sums the products of 4 bytes of a weight and 4 of a row in each lane. Without an instruction for this, sums of pairs
+// are kept in 16 bits over a group, which is enough for 4 bits: 8 * 2 * 15 * 127, and 8 * 2 * 12 * 127 with a sign.
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 template <int BITS>
 struct Dot {
@@ -84,7 +84,7 @@ struct Dot {
 #elif defined(__AVX512BW__)
 typedef int16_t v16 __attribute__((vector_size(W * 4), aligned(4)));
 template <int BITS>
-struct Dot {  // numbers of 8 bits are two of 4
+struct Dot {  // a number of 8 bits is split into two of 4
     v16 low, high;
     int32_t offset;
     static v16 pairs(vi w, vi x) { return (v16)_mm512_maddubs_epi16((__m512i)w, (__m512i)x); }
@@ -126,7 +126,7 @@ struct Dot {
 #endif
 constexpr int DOT_ROWS = W == 16 ? 8 : 4;  // rows whose sums fit into registers
 
-// The doubles of E2M1 numbers, in the lowest 4 bits of bytes, plus ZERO unless they have a sign.
+// Twice the E2M1 numbers in the lowest 4 bits of the bytes of `codes`, plus ZERO unless SIGNED.
 inline vi doubles(vi codes) {
     constexpr int z = SIGNED<FLOAT4> ? 0 : ZERO(FLOAT4, false);
     alignas(16) static constexpr int8_t table[] = {z, z + 1, z + 2, z + 3, z + 4, z + 6, z + 8, z + 12,
@@ -154,14 +154,15 @@ inline vi quad(const uint8_t* group, int i, int half, int part) {
     return BITS == FLOAT4 ? doubles(w) : w;
 }
 
-// sum: the dot products over a group; scale, minimum: those of W columns; x_scale, x_total: those of the row
+// Adds a group to the sums c of W columns. sum: the dot products over the group; scale, minimum: those of the columns;
+// x_scale, x_total: those of the row
 template <bool HAS_MIN>
 inline vf plus_group(vf c, vi sum, vf scale, vf minimum, float x_scale, float x_total) {
     c += (scale * x_scale) * __builtin_convertvector(sum, vf);
     return HAS_MIN ? c + minimum * x_total : c;
 }
 
-// c[r][0 .. 16) of R rows of one tile, from row `first` on
+// Computes c[r][0 .. 16), the products of a panel with R rows of one tile, from row `first` on.
 template <int BITS, int R, bool HAS_MIN>
 void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t first, float* c) {
     constexpr int n_bytes = GROUP_BYTES(BITS);
@@ -205,11 +206,11 @@ void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t
 }
 
 #ifdef BANYAN_TILES
-// Many rows in Intel's AMX: panels are dequantised to bfloat16, so are the rows, and they are multiplied in tiles. (Tiles
-// of int8 would have to be stored after each group, which takes longer than to multiply them.)
+// Many rows on Intel's AMX: panels are dequantised to bfloat16, the rows are converted to it, and both are multiplied
+// in tiles. (Tiles of int8 would have to be stored after each group, which takes longer than multiplying them.)
 constexpr int MIN_TILED = 17;  // rows from which this is faster (measured)
 
-// A vector of 32 words: for each column, a pair of k. Eight k are in the order of PAIRS, as their halves come out of bytes.
+// A vector has 32 words: a pair of k for each column. Each 8 k are in the order of PAIRS, as they come out of bytes.
 constexpr int PAIRS[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 inline __m512i to_bf16(__m512h x) {  // numbers below 2^-14 become 0
@@ -224,7 +225,7 @@ inline __m512h both(const uint16_t* p) {  // 16 float16, each twice
     return (__m512h)_mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
 }
 
-// A group of a panel as [16 pairs of k][16 columns][2]
+// Dequantises a group of a panel to [16 pairs of k][16 columns][2].
 template <int BITS, bool HAS_MIN>
 inline void dequantise(bf16* to, const uint8_t* q, const uint16_t* scale, const uint16_t* minimum) {
     const __m512h s = both(scale), least = HAS_MIN ? both(minimum) : _mm512_setzero_ph();
@@ -241,7 +242,7 @@ inline void dequantise(bf16* to, const uint8_t* q, const uint16_t* scale, const 
         const __m512i zero = _mm512_set1_epi16(BITS == 4 && !HAS_MIN ? 8 : 0);
         const __m512i from = _mm512_sub_epi16(_mm512_load_si512(BITS == 4 ? whole : floats), zero);
         const __m512i numbers = (__m512i)_mm512_cvtepi16_ph(from);
-        for (int i = 0; i < 4; i++) {  // a permutation looks at 5 bits of each word, of which the table ignores one
+        for (int i = 0; i < 4; i++) {  // uses 5 bits of each word; the table repeats, so the fifth is ignored
             const __m512i w = _mm512_loadu_si512(q + 64 * i);
             put((__m512h)_mm512_permutexvar_epi16(w, numbers));
             put((__m512h)_mm512_permutexvar_epi16(_mm512_srli_epi16(w, 4), numbers));
@@ -278,8 +279,8 @@ void order_pairs(bf16* to, int64_t s_to, const T* from, int64_t n_in) {  // one 
     }
 }
 
-// Dequantises n groups of WIDE columns from group g on to [WIDE / 16][n][GROUP / 2][16][2]. Columns beyond the last panel
-// repeat it.
+// Dequantises n groups of WIDE columns from group g on to [WIDE / 16][n][GROUP / 2][16][2]. Columns beyond the last
+// panel repeat it.
 template <int BITS, bool HAS_MIN>
 Columns wide_columns(const GroupedWeight& w, int64_t column, int64_t g, int64_t n, int64_t n_groups, bf16* to) {
     constexpr int n_bytes = GROUP_BYTES(BITS);

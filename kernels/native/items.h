@@ -21,7 +21,7 @@ struct Call {  // one call of attention; pointers to elements of one type
     const int32_t* table;    // [n_requests, s_table]
     const int32_t* rows;     // see AttentionPlan in plan.py
     const int32_t* position; // [n_rows], position of each row in its text; for windows
-    const uint64_t* ancestors;  // [n_rows], the last 64 keys of its request that a row attends to; or null
+    const uint64_t* ancestors;  // [n_rows], bit b: the row attends to key kv_len - 64 + b; or null
     float *part, *lse;       // [n_partials, n_heads, v_dim], [n_partials, n_heads]
     const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of 8-bit pools; of values in 4 bits see vector.h
     int64_t s_q, s_out, s_page, s_slot;
@@ -34,7 +34,7 @@ struct Item {  // see AttentionPlan in plan.py
     int32_t first, n, request, start, end, position, tail, reads_first;
 };
 
-// The row of q that an item reads, and the oldest key that it attends to.
+// A row of q or first_q, whichever the item reads; and the oldest key that the row attends to.
 template <class T>
 inline const T* query(const Call& c, const Item& item, int row) {
     return static_cast<const T*>(item.reads_first ? c.first_q : c.q) + row * c.s_q;
@@ -50,10 +50,10 @@ struct alignas(64) Scratch {
     float k[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];  // of a block, transposed or widened
     float k_scale[BLOCK], v_scale[BLOCK];
     int64_t place[BLOCK], slot[BLOCK];  // of a block's keys: offset of their numbers, and slot
-    vf best[MAX_ROWS / W], total[2 * MAX_ROWS];  // sums of weights, in W parts per row: lanes are keys, or rows
+    vf best[MAX_ROWS / W], total[2 * MAX_ROWS];  // maxima; sums of weights, in W parts per row: lanes are keys, or rows
     float top[2 * MAX_ROWS], shrink[MAX_ROWS];
     const void *k_row[BLOCK], *v_row[BLOCK];
-    float last[MAX_ROWS], oldest[MAX_ROWS];  // the first and the last key that a row attends to
+    float last[MAX_ROWS], oldest[MAX_ROWS];  // the last and the first key that a row attends to
     uint64_t ancestors[MAX_ROWS];
 
     template <class T>
@@ -84,11 +84,11 @@ inline void locate(const Call& c, const Item& item, int at, int n, Scratch& x) {
     for (int s = n; s < BLOCK; s++) x.place[s] = x.place[0], x.slot[s] = x.slot[0];
 }
 
-// Reads one byte of each cache line of a block, for all heads. The products go head by head, in jumps that the processor's
-// prefetcher does not predict. Keys of several pages, and values, are read in turns, so that the cache and TLB misses
-// at the beginning of pages overlap. If pages are read one after the other, these misses come in sequence: 8 instead of
-// 20 GB/s for pages in random order (one thread, Zen 4). Prefetch instructions gain less, since the processor drops
-// those beyond its queue.
+// Reads one byte of each cache line of a block, for all heads. The products go head by head, in jumps that the
+// processor's prefetcher does not predict. Keys of several pages, and values, are read in turns, so that the cache and
+// TLB misses at the beginning of pages overlap. If pages are read one after the other, these misses come in sequence: 8
+// instead of 20 GB/s for pages in random order (one thread, Zen 4). Prefetch instructions gain less, since the
+// processor drops those beyond its queue.
 template <class P>
 inline void touch_lines(const Call& c, int n, const Scratch& x) {
     constexpr int apart = BLOCK / STREAMS;
@@ -104,14 +104,14 @@ inline void touch_lines(const Call& c, int n, const Scratch& x) {
             }
 }
 
-// Prefetches the keys and values of the next block for some heads, a few lines with each call, in the order of memory. The
-// processor waits for its fill buffers if it is asked for more at a time.
+// Prefetches the keys and values of the next block for some heads, a few lines with each call, in the order of memory.
+// The processor waits for its fill buffers if it is asked for more at a time.
 template <class P>
 class NextBlock {
     const Call& c;
     const int64_t offset, width;  // numbers
     int64_t place[BLOCK];
-    int n = 0, at = 0, n_each = 0;  // keys: all, prefetched, with each call
+    int n = 0, at = 0, n_each = 0;  // keys: of the block, prefetched already, per call
 
     static void fetch(const void* pool, int64_t first, int64_t n_bytes) {
         const char* from = static_cast<const char*>(pool) + first;
@@ -122,7 +122,7 @@ class NextBlock {
     NextBlock(const Call& call, int head, int n_heads)
         : c(call), offset(int64_t(head) * call.dim), width(int64_t(n_heads) * call.dim) {}
 
-    // From now on, the keys from `key` on are the next block, and are prefetched with n_calls calls.
+    // Makes the keys from `key` on the next block, to be prefetched in n_calls calls.
     void set(const Item& item, int key, int n_calls) {
         const int32_t* table = c.table + int64_t(item.request) * c.s_table;
         at = 0, n = item.end - key < BLOCK ? item.end - key : BLOCK;
@@ -141,7 +141,7 @@ class NextBlock {
     }
 };
 
-// Widens the values of a block's key, for one head. In 4 bits, a value is number * scale + minimum of its group.
+// Converts the value of key s of a block to float32, for one head. In 4 bits, it is number * scale + minimum per group.
 template <class P>
 inline void widen_value(const Call& c, const Scratch& x, int s, int head, float* to) {
     const int64_t from = x.place[s] + int64_t(head) * c.dim;
@@ -156,8 +156,8 @@ inline void widen_value(const Call& c, const Scratch& x, int s, int head, float*
     }
 }
 
-// Transposes rows of `dim` numbers into panels of `width` rows, so that a row is a lane. row(r, d): W floats of row r from
-// number d on; a float may hold a pair. step: the numbers in W floats.
+// Transposes rows of `dim` numbers into panels of `width` rows, so that a row is a lane. row(r, d): W floats of row r
+// from number d on; a float may hold a pair. step: the numbers in W floats.
 template <int width, int step, class Row>
 inline void to_panels(int n, int dim, float* to, const Row& row) {
     for (int r = 0; r < (n + W - 1) / W * W; r += W)

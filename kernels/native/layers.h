@@ -1,4 +1,4 @@
-// All layers of a dense decoder and its head in one call: the same functions, order and thread counts as the separate ops.
+// All layers of a dense decoder and its head in one call: the same functions, order and thread counts as separate ops.
 //
 // With few rows, calling the nine ops of each layer from Python takes a tenth to a third of the step.
 #pragma once
@@ -21,7 +21,7 @@ struct Layer {
     int64_t plan;  // index of the attention plan
 };
 
-struct AttentionPlan {  // attention of all layers with the same window
+struct AttentionPlan {  // of all layers with the same window and first keys
     Call call;    // each layer sets q, out and the pools
     const int64_t* slots; // where these layers write keys and values
     const Item *small, *large;
@@ -42,7 +42,7 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
     int32_t n_threads;
     const LowRank* low_rank;  // [adapters, layers, N_LINEARS, MAX_PARTS]
     AdaptedRows adapted, last_adapted;  // rows with an adapter among all, and among `last`
-    float* logits;                      // [n_wanted, head.n_out]; null: of no row
+    float* logits;                      // [n_wanted, head.n_out]; null: no logits
     const void* norm;                   // before the head
     void *wanted_x, *wanted_h;          // [n_wanted, hidden], buffers
     const int64_t* wanted;              // the rows with logits; null: all that the last layer computes

@@ -1,10 +1,10 @@
 // Linear layers over weights packed in panels. Fast also for one row, where the overhead of oneDNN's call dominates.
 //
-// A panel is PANEL output columns with all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a pair
-// of k; there, k is padded with 0 to a multiple of GROUP. A register tile is MR rows times a panel; the KC numbers k of a
-// panel stay in L2 while all rows use them. Intel's AMX multiplies bfloat16 in tiles, which is faster for any number of
-// rows; without AVX-512's instructions for pairs of bfloat16, it is multiplied as float32. Each row is summed by itself,
-// in the order of k: its bits do not depend on the batch. Quantised weights are in grouped.h.
+// A panel is PANEL output columns with all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a
+// pair of k; there, k is padded with 0 to a multiple of GROUP. A register tile is MR rows times a panel; the KC numbers
+// k of a panel stay in L2 while all rows use them. Intel's AMX multiplies bfloat16 in tiles, which is faster for any
+// number of rows; without AVX-512's instructions for pairs of bfloat16, it is multiplied as float32. Each row is summed
+// by itself, in the order of k: its bits do not depend on the batch. Quantised weights are in grouped.h.
 #pragma once
 
 #include "grouped.h"
@@ -19,8 +19,8 @@ constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
 constexpr int FLOAT_AHEAD = 2048;  // bytes of a panel that are prefetched (measured)
 
-// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. With each k or pair of k,
-// AHEAD vectors at the same place from `ahead` on are prefetched into the cache of level LEVEL.
+// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. With each k or pair of
+// k, AHEAD vectors at the same place from `ahead` on are prefetched into the cache of level LEVEL.
 template <class T, int R, int V, int AHEAD = 0, int LEVEL = 1, class At>
 inline void panel(vf (*t)[V], const At& at, const T* b, int n_k, const T* ahead = nullptr) {
     if constexpr (sizeof(T) == 4) {
@@ -64,7 +64,7 @@ inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool f
         for (int v = 0; v < NV; v++) store(c + r * PANEL + v * W, t[r][v]);
 }
 
-// The n rows of one block, at most MR.
+// Calls `block` for n rows, at most MR.
 template <int AHEAD, int LEVEL, class T>
 inline void block_of(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh,
                      const T* ahead) {
@@ -78,8 +78,8 @@ inline void block_of(int64_t n, float* c, const T* a, int64_t s_a, const T* b, i
     }
 }
 
-// n rows, in blocks of equal size. PREFETCHES: a single block, which waits for memory, prefetches what it needs soon;
-// several share the prefetching of what follows b, unless b is_last, so that the blocks after them find it in L2.
+// Multiplies n rows, in blocks of equal size. PREFETCHES: a single block prefetches what it reads soon, since it waits
+// for memory; several blocks share the prefetching into L2 of what follows b, unless b is_last.
 template <bool PREFETCHES = false, class T>
 inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh, bool is_last = true) {
     const int64_t n_blocks = (n + MR - 1) / MR;
@@ -123,7 +123,7 @@ inline vf widened(const bf16* from) {
     return reinterpret_cast<vf>(SECOND ? pair & 0xFFFF0000u : pair << 16);
 }
 
-// R rows of n_k numbers from `first` on, for P panels from `column` on, which are widened as they are read.
+// Multiplies R rows of n_k numbers, from `first` on, with P panels, from `column` on. Widens panels as it reads them.
 template <int R, int P, class U>
 void widened_panels(const float* x, int64_t n_k, const bf16* b, const Output<bf16, U>& to, int64_t first, int64_t column) {
     vf t[R][P * NV] = {};
@@ -146,8 +146,8 @@ void widened_panels(const float* x, int64_t n_k, const bf16* b, const Output<bf1
     for (int i = 0; i < P; i++) to.write(c[i], PANEL, first, R, column + i * PANEL);
 }
 
-// Where no instruction multiplies bfloat16: rows are widened before, weights as they are read, all k for each block of
-// rows. A sum waits for the one before it, so one or two rows take several panels at once.
+// The product in bfloat16 on CPUs that cannot multiply it: rows are widened first, weights as they are read, and each
+// block of rows takes all k. An addition waits for the one before it, so one or two rows take several panels at once.
 template <class U>
 void widened_linear(const bf16* x, const bf16* weight, const Output<bf16, U>& to, int64_t n, int64_t n_in, int64_t n_out,
                     int64_t s_x, int n_threads) {

@@ -1,8 +1,8 @@
 // Adapters (LoRA): y[row] += (x[row] down^T) up, for the rows of a step that use an adapter.
 //
-// In a decode step most adapters have one or two rows, so reading their weights is most of the time: they are read
-// once, as they lie in a checkpoint, and the numbers between the two products stay in float32. Each row is summed by
-// itself in a fixed order, so its bits do not depend on the other rows.
+// In a decode step most adapters have one or two rows, so most of the time is spent on reading their weights. These are
+// read once, in the layout of checkpoints, and the numbers between the two products stay in float32. Each row is summed
+// by itself in a fixed order, so its bits do not depend on the other rows.
 #pragma once
 
 #include "thread_pool.h"
@@ -23,7 +23,7 @@ struct AdaptedRows {  // task i: the rows `rows[starts[i]]` to `rows[starts[i + 
     int64_t n_tasks;
 };
 
-// out[q] = x * w[q], for RANK_STEP rows of w
+// out[q] = x . w[q], for RANK_STEP rows of w
 template <class T>
 inline void dots(const T* x, const T* w, int64_t n, float* out) {
     vf t[RANK_STEP] = {};

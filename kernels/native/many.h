@@ -1,10 +1,10 @@
 // Attention of many rows over the same keys: each lane is a row.
 //
 // Q of a task is transposed once, into panels of rows. Then each number of a key or value is read from the pages and
-// multiplied with vectors of rows: S^T = K Q^T, and O^T += V^T P^T. So blocks are not transposed, and a row's maximum and
-// sum need no reduction across lanes. If `can_pair`, both products multiply pairs: of a key's numbers, and of keys. Weights
-// are rounded to bfloat16 for that, as on a GPU. In float, everything is summed in the order of few.h, so results do not
-// depend on the number of rows.
+// multiplied with vectors of rows: S^T = K Q^T, and O^T += V^T P^T. So blocks are not transposed, and a row's maximum
+// and sum need no reduction across lanes. If `can_pair`, the first product multiplies pairs of a key's numbers, and the
+// second pairs of keys, with weights rounded to bfloat16, as on a GPU. In float, everything is summed in the order of
+// few.h, so results do not depend on the number of rows.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 template <class T>
 constexpr int MANY = sizeof(T) == 2 ? 20 : 28;  // rows from which on this is faster than `attend_few`, measured
 
-// c[r] = shrink * c[r] + sum over k of a[r][k] * b[k], for rows of V vectors. at(r, k): address of a[r][k], or its pair.
+// c[r] = shrink * c[r] + sum over k of a[r][k] * b[k], for rows of V vectors. at(r, k): address of a[r][k] or its pair
 template <class T, int R, int V, class At>
 inline void across(int from, int n, float* c, const T* b, int n_k, const At& at, const vf* shrink) {
     for (; n - from >= R; from += R) {
@@ -38,7 +38,7 @@ inline vp interleaved(vp a, vp b, std::integer_sequence<int, I...>) {
     return __builtin_shufflevector(a, b, (from + I / 2 + I % 2 * 2 * W)...);
 }
 
-// a[0], b[0], a[1], b[1], ... of 2 W numbers each
+// Writes a[0], b[0], a[1], b[1], ..., for 2 W numbers of each.
 inline void interleave(bf16* to, const bf16* a, const bf16* b) {
     vp one, other;
     std::memcpy(&one, a, sizeof one);
@@ -49,7 +49,7 @@ inline void interleave(bf16* to, const bf16* a, const bf16* b) {
     std::memcpy(to + 2 * W, &high, sizeof high);
 }
 
-// a[0], b[0], a[1], b[1], ..., rounded to nearest even; NaN is not handled. Only called if `can_pair`.
+// Writes a[0], b[0], a[1], b[1], ..., rounded to nearest even; NaN is not handled. Only called if `can_pair`.
 inline void store_pairs(bf16* to, vf a, vf b) {
 #ifdef __AVX512BF16__
     const __m512i in_pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
@@ -65,8 +65,8 @@ inline void store_pairs(bf16* to, vf a, vf b) {
 // A block of keys, and which rows attend to it.
 struct Block {
     int at, n;      // first key, and number of keys up to the last one that a row attends to
-    int all;        // keys that all rows attend to, apart from windows and trees
-    bool is_whole;  // every row attends to all of them
+    int all;        // end of the keys that all rows attend to, apart from windows and trees
+    bool is_whole;  // every row attends to all n keys
 };
 
 // Applies scales and softcap to the scores [key][row] of a block. by: their scale.
@@ -178,7 +178,7 @@ inline void transpose_rows(const Call& c, const Item& item, int head, Scratch& x
     });
 }
 
-// Sets the row pointers of a block's K and V: into the pages, or to widened copies. bfloat16 V goes in pairs of keys.
+// Sets the row pointers of a block's K and V: into the pages or to widened copies. V in bfloat16 is copied, in pairs.
 template <class T, class P>
 inline void load_block(const Call& c, const Item& item, int at, int n, int head, Scratch& x) {
     locate(c, item, at, n, x);
@@ -229,9 +229,9 @@ inline void write_results(const Call& c, const Item& item, int head, Scratch& x)
     }
 }
 
-// T: the type that is multiplied: bf16 in pairs, or float. Q: the type of rows. read_block(first key, n) gets keys and
-// values of a block ready for all panels of rows; panel(block, p, n) adds it to the results of panel p, of which n rows
-// are left.
+// T: the type that is multiplied: bf16 in pairs, or float. Q: the type of rows. read_block(first key, n) prepares keys
+// and values of a block for all panels of rows; panel(block, p, n) adds the block to the results of panel p, of which n
+// rows are left.
 template <class T, class Q, class Read, class PerPanel>
 void attend_many(const Call& c, const Item& item, int head, Scratch& x, const Read& read_block, const PerPanel& panel) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, n_panels = (n + PANEL - 1) / PANEL;
@@ -262,7 +262,7 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x, const Re
     write_results<Q>(c, item, head, x);
 }
 
-// Without tiles. P: the type of pools.
+// The same, without AMX tiles. P: the type of pools.
 template <class T, class Q, class P>
 void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     const int n_panels = (item.n * (c.n_heads / c.n_kv_heads) + PANEL - 1) / PANEL;

@@ -1,4 +1,4 @@
-// The C interface of the CPU library, but for attention (attention.cpp).
+// The C interface of the CPU library, except attention (attention.cpp).
 
 #include "types.h"  // first, as it refuses old compilers
 

@@ -109,7 +109,7 @@ inline float quantize(const float* x, P* to, int64_t dim) {
     return scale + sum(nan);
 }
 
-// Quantises a head to 4 bits: bytes of two numbers, and (scale, minimum) of each group, which are NaN if a number is NaN.
+// Quantises a head to 4 bits: bytes of two numbers, and (scale, minimum) per group; the scale is NaN if a number is.
 inline void quantize_halves(const float* x, uint8_t* to, bf16* by, int64_t dim) {
     const int group = group_of(dim);
     for (int64_t d = 0; d < dim; d += group, x += group, to += group / 2, by += 2) {

@@ -1,8 +1,8 @@
 // A thread pool that never waits for an idle thread.
 //
 // OpenMP ends each loop with a barrier of all threads: if another program occupies a core, every call waits for that
-// core. A decode step of 1 ms took 290 ms that way, and takes 12 ms this way (medians; 2 threads on 2 cores at a load of
-// 12). Here the caller takes tasks like the other threads and returns when all tasks are done; it does not wait for
+// core. A decode step of 1 ms took 290 ms that way, and takes 12 ms this way (medians; 2 threads on 2 cores at a load
+// of 12). Here the caller takes tasks like the other threads and returns when all tasks are done; it does not wait for
 // threads that took none. A forked child has no other threads, and gets a pool of its own: in the old one a thread may
 // have held the mutex, or been about to leave the condition variable, when the process forked.
 #pragma once
@@ -16,7 +16,7 @@
 #include <system_error>
 #include <thread>
 
-// Not in an unnamed namespace, as all else here is: the files that are compiled apart share one pool.
+// Not in an unnamed namespace like everything else here: the two sources of the library share one pool.
 class __attribute__((visibility("hidden"))) ThreadPool {
   public:
     static ThreadPool& instance() {
@@ -50,7 +50,7 @@ class __attribute__((visibility("hidden"))) ThreadPool {
     }
 
   private:
-    // state: generation (odd: a job is open), 32 bits; threads that may join, 16 bits; threads that have joined, 16 bits
+    // state: generation (odd: a job is open), 32 bits; threads that may join, 16 bits; threads that joined, 16 bits
     static constexpr uint64_t IN = 0xFFFF;
     static constexpr int SPINS = 2000;  // tens of microseconds: the time between two ops of a step
 
@@ -117,7 +117,7 @@ class __attribute__((visibility("hidden"))) ThreadPool {
 
 namespace {
 
-constexpr int RANGES = 2;  // for each thread: with one, a busy core would hold up the others for its whole share
+constexpr int RANGES = 2;  // per thread: with one range each, all would wait for the whole share of a busy core
 
 // Calls f(from, to, block) for ranges of n panels of weights, and each of n_blocks blocks of rows. A thread has
 // adjacent panels, so that the processor's prefetcher and ours fetch what the same thread needs next.

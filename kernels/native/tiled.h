@@ -1,8 +1,8 @@
 // Attention in bfloat16 by Intel's AMX: tiles of 16 rows over blocks of 64 keys.
 //
 // S^T = K Q^T takes keys from the pages as they are. S is transposed back, so that the softmax is that of few.h. In
-// O += P V, weights are rounded to bfloat16, as on a GPU, and values are multiplied in pairs of keys. Each row is computed
-// by itself: its bits do not depend on the number of rows.
+// O += P V, weights are rounded to bfloat16, as on a GPU, and values are multiplied in pairs of keys. Each row is
+// computed by itself: its bits do not depend on the number of rows.
 #pragma once
 
 #include "few.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int N_CALLS = 12;  // of NextBlock::prefetch, for each head of a whole block
 
-// 16 numbers of up to 4 columns, to[column * BLOCK]. from: [16][TILE]
+// Transposes up to 4 columns of 16 numbers. from: [16][TILE]; to: [4][BLOCK]
 inline void four_columns(float* to, const float* from, int n) {
     __m512 x[4];
     for (int i = 0; i < 4; i++) {  // its lane j: row i + 4 j, so that 4 x 4 transposes keep the order
@@ -28,7 +28,8 @@ inline void four_columns(float* to, const float* from, int n) {
     for (int i = 0; i < n; i++) _mm512_storeu_ps(to + i * BLOCK, x[i]);
 }
 
-// The scores [row][BLOCK] of up to 16 rows. keys: of each 16, and from one key to the next; q: [dim / 2][n][2]
+// Computes the scores [row][BLOCK] of up to 16 rows. keys: the first of each 16 keys; s_key: from one key to the next;
+// q: [dim / 2][n][2]
 inline void tile_scores(float* scores, const bf16* const* keys, int64_t s_key, int n_keys, const bf16* q, int n, int dim,
                         NextBlock<bf16>& next) {
     alignas(64) float across[2][TILE * TILE];
@@ -89,8 +90,8 @@ class KeyTiles {
     }
 };
 
-// V of a block as [dim / 16][BLOCK / 2][16][2], in pairs of keys; 0 for keys from n on. Of 32 numbers, 0 to 3, 8 to 11, ...
-// come first, and then the others: `in_order` puts sums right.
+// Copies V of a block to [dim / 16][BLOCK / 2][16][2], in pairs of keys; 0 for keys from n on. Of each 32 numbers, 0 to
+// 3, 8 to 11, ... come first, and then the others; `in_order` restores the order in the sums.
 inline void pair_values(const Call& c, Scratch& x, int n, int head, NextBlock<bf16>& next) {
     const auto row = [&](int s, int d) { return value_row(c, x, n, head, s, d); };
     for (int s = 0; s < (n + GROUP - 1) / GROUP * GROUP; s += 2) {
@@ -196,7 +197,7 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
 
 // --- Many rows: each lane is a row, as in many.h, and the bits of a row are those of `attend_tiled` -------------------------
 
-// V of a block, transposed: [dim / 16][BLOCK / 32][16][32 keys]; 0 for keys from n on.
+// Transposes V of a block to [dim / 16][BLOCK / 32][16][32 keys]; 0 for keys from n on.
 inline void transpose_values(const Call& c, Scratch& x, int n, int head) {
     const auto row = [&](int s, int d) { return value_row(c, x, n, head, s, d); };
     for (int s = 0; s < n; s += GROUP)
@@ -217,7 +218,8 @@ inline void transpose_values(const Call& c, Scratch& x, int n, int head) {
         }
 }
 
-// The scores [key][PANEL] of n_tiles tiles of rows, for whole tiles of keys. keys: of each 16; q: a panel of `transpose_rows`
+// Computes the scores [key][PANEL] of n_tiles tiles of rows, for whole tiles of keys. keys: the first of each 16 keys;
+// q: a panel of `transpose_rows`
 inline void panel_scores(float* scores, const bf16* const* keys, int64_t s_key, int n_keys, const bf16* q, int n_tiles, int dim) {
     constexpr int64_t pitch = PANEL * sizeof(float);
     for (int s = 0; s < n_keys; s += TILE) {
@@ -243,8 +245,8 @@ inline void panel_scores(float* scores, const bf16* const* keys, int64_t s_key, 
     }
 }
 
-// Turns the scores [key][PANEL] of V vectors of rows into weights [pair of keys][PANEL][2], up to a whole group. Returns
-// the factors of older sums in `shrink`. by: factor of the scores. All sums are in the order of `weigh`.
+// Turns the scores [key][PANEL] of V vectors of rows into weights [pair of keys][PANEL][2], padded to a whole group of
+// keys. Returns the factors of older sums in `shrink`. by: factor of the scores. All sums are in the order of `weigh`.
 template <int V>
 inline void weigh_panel(float* score, bf16* weight, int n, float by, vf* best, vf* total, vf* shrink) {
     vf base[V];
@@ -311,7 +313,8 @@ inline void add_values(float* acc, const bf16* values, bool both) {
     if (N > 2) { _tile_stored(2, acc + 2 * TILE * PANEL, pitch); _tile_stored(3, acc + 3 * TILE * PANEL, pitch); }
 }
 
-// acc [dim][PANEL] += weights * values, for n_tiles tiles of rows. weights: of `weigh_panel`; values: of `transpose_values`
+// acc [dim][PANEL] += weights * values, for n_tiles tiles of rows. weights: of `weigh_panel`; values: of
+// `transpose_values`
 inline void panel_sums(float* acc, const bf16* weights, const bf16* values, int n_keys, int n_tiles, int dim) {
     for (int v = 0; v < n_tiles; v++) {
         _tile_loadd(6, weights + v * 2 * TILE, PANEL * sizeof(float));

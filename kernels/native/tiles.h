@@ -1,7 +1,7 @@
 // Products in bfloat16 by Intel's AMX, in tiles of 16 rows and 32 k times 32 k and 16 columns.
 //
-// Two tiles of rows times two of columns fill the registers. Their sums stay there for 2,048 k, so what is left to read
-// again and again is the rows of a task, which are in L2. All sums are in the order of k.
+// Two tiles of rows times two of columns fill the registers. Their sums stay there for 2,048 k, so only the rows of a
+// task are read many times, from L2. All sums are in the order of k.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ namespace {
 constexpr int GROUP = 32, COLUMNS = 16;
 constexpr int TILE = 16;  // rows that lie together
 
-// Memory of the calling thread that grows to what its largest batch needs, with some bytes that may be read beyond it. In
-// huge pages where the system has them: with small ones, products of many rows take a tenth longer.
+// Returns n_bytes of memory of the calling thread, with some bytes after them that may be read. It grows as needed, and
+// is in huge pages where the system has them: with small ones, products of many rows take a tenth longer.
 template <int USE>
 char* thread_memory(int64_t n_bytes) {
     constexpr int64_t HUGE_PAGE = 2 << 20;
@@ -50,7 +50,7 @@ inline char* row_memory(int64_t n_bytes) { return thread_memory<0>(n_bytes); }
 inline char* sum_memory(int64_t n_bytes) { return thread_memory<1>(n_bytes); }
 inline char* wide_memory(int64_t n_bytes) { return thread_memory<2>(n_bytes); }
 
-// Where a product's sums go: to out[row][column], times a factor and plus a bias per column (null: without), rounded to T.
+// Writes a product's sums to out[row][column], times a factor and plus a bias per column (null: none), rounded to T.
 template <class T, class U>
 struct Output {
     U* out;
@@ -109,8 +109,8 @@ inline bool has_tiles() {
     return is_allowed;
 }
 
-// Sets the shapes of the tiles, rows of 64 bytes, and restores those that were set: torch uses tiles in the same thread.
-// All have 16 rows, except tiles 2, 3 and 5, which have n.
+// Sets the shapes of the tiles, rows of 64 bytes, and restores the earlier ones at the end: torch uses tiles in this
+// thread. All have 16 rows, except tiles 2, 3 and 5, which have n.
 class Tiles {
     struct alignas(64) Shapes {
         uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -120,7 +120,7 @@ class Tiles {
 
   public:
     explicit Tiles(int n = TILE) {
-        // GCC takes these for accesses to 8 bytes, and would drop stores to the other 56.
+        // GCC assumes that the intrinsics access 8 bytes, and would drop stores to the other 56.
         Shapes ours;
         ours.rows[2] = ours.rows[3] = ours.rows[5] = uint8_t(n);
         _tile_storeconfig(&before);
@@ -133,15 +133,15 @@ class Tiles {
     }
 };
 
-// WIDE columns of a weight: pairs of k, as [16 columns][2], and the distances from one pair, group of k and 16 columns to
-// the next.
+// WIDE columns of a weight: pairs of k, as [16 columns][2], and the distances from one pair, group of k and 16 columns
+// to the next.
 struct Columns {
     const bf16* at;
     int64_t s_pair, s_group, s_columns;
 };
 
-// Adds n groups of k to the sums c[16 * N rows][32 columns], which start at 0 if `fresh`. N: row tiles, 1 or 2. a: the first
-// one; s_a: distance to the second. With each group, n_ahead cache lines from `ahead` on are prefetched into L2.
+// Adds n groups of k to the sums c[16 * N rows][32 columns], which start at 0 if `fresh`. N: row tiles, 1 or 2. a: the
+// first one; s_a: distance to the second. With each group, n_ahead cache lines from `ahead` on are prefetched into L2.
 template <int N>
 inline void add_tiles(float* c, const bf16* a, int64_t s_a, Columns b, int64_t n, bool fresh, const bf16* ahead,
                       int64_t n_ahead) {
@@ -171,8 +171,9 @@ inline void add_tiles(float* c, const bf16* a, int64_t s_a, Columns b, int64_t n
     if (N > 1) { _tile_stored(2, c + TILE * row, pitch); _tile_stored(3, c + TILE * row + COLUMNS, pitch); }
 }
 
-// The product of n rows, as [tile of 16 rows][group of k][row][GROUP], with all columns of `out`. read(column, group, n):
-// WIDE columns from `column` on, and n groups. ahead(column, group): where they lie, to be prefetched into L2 before; or null.
+// The product of n rows, as [tile of 16 rows][group of k][row][GROUP], with all columns of `out`. read(column, group,
+// n): WIDE columns from `column` on, and n groups. ahead(column, group): where they lie, to be prefetched into L2
+// before; or null.
 template <class Out, class Read, class Ahead>
 void tiled_product(const bf16* rows, int64_t n, int64_t n_groups, int n_threads, const Out& out, const Read& read,
                    const Ahead& ahead) {

@@ -1,5 +1,5 @@
-// How the C interface names types: pointers are to float32, or to bfloat16 if is_bf16. Pools have that type too (kind 0),
-// or int8 (1) or e4m3 (2) with scales, or int8 keys and values of 4 bits with scales and minimums (3).
+// How the C interface names types: pointers are to float32, or to bfloat16 if is_bf16. Pools have that type too (kind
+// 0), or int8 (1) or e4m3 (2) with scales, or int8 keys and values of 4 bits with scales and minimums (3).
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12

@@ -34,7 +34,7 @@ typedef int8_t vb __attribute__((vector_size(W), aligned(1)));
 typedef uint8_t vub __attribute__((vector_size(W), aligned(1)));
 
 struct bf16 { uint16_t bits; };
-struct k8v4 { int8_t bits; };  // a key's number of 8 bits; the values beside it have 4, in pools of bytes with two
+struct k8v4 { int8_t bits; };  // a key's number in 8 bits; in the same pools, values have 4 bits, two in a byte
 // Numbers of a head that share a scale and a minimum in 4 bits: two bfloat16, [pages, page, n_kv_heads, groups, 2].
 inline int group_of(int64_t dim) { return dim % 32 ? 16 : 32; }
 struct e4m3 { uint8_t bits; };  // sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity
@@ -110,7 +110,7 @@ inline void store(T* p, vf a, vf b) {  // a whole cache line in bfloat16, which 
     store(p, a), store(p + W, b);
 }
 template <class T, class U>
-inline vf rounded(vf x) {  // to T; where storing it as U does that, unchanged
+inline vf rounded(vf x) {  // rounds to T; if storing it as U does so too, returns it unchanged
     if constexpr (sizeof(U) == sizeof(T)) return x;
     T near[W];
     store(near, x);
@@ -248,7 +248,7 @@ inline void rows(int n, float* c, int s_c, const float* a, int s_a, const B* con
     }
 }
 
-// The whole product: n rows, n_columns (a multiple of W).
+// The product of `tile` for n rows and n_columns, a multiple of W.
 template <class B>
 inline void product(int n, int n_columns, float* c, int s_c, const float* a, int s_a, const B* const* b, int n_k,
                     const float* shrink) {
