@@ -341,7 +341,8 @@ class Cache:
 
     def _bring(self, node: Node, n: int) -> tuple[Node, int, int]:
         """Brings the path to the n-th token, which is in `node`, back from host memory. Returns the last node of the
-        path that is on the device then, the path's tokens up to its end, and how many of them came back."""
+        path that is on the device then, how many of the n tokens lie before its end, and how many of these came
+        back."""
         assert self.host is not None
         above: Node | None = node
         while above and above.parent and not above.pages:

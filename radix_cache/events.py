@@ -63,11 +63,11 @@ class CacheEvents:
         self._next = first
 
     def stored(self, node: Node, first: int) -> None:
-        """The node's key from byte `first` on was stored on the device."""
+        """Logs that the node's key from byte `first` on was stored on the device."""
         self._record("stored", node, first // self._tree.width)
 
     def removed(self, node: Node, first: int) -> None:
-        """The node's key from byte `first` on is about to leave the device."""
+        """Logs that the node's key from byte `first` on leaves the device, before it does."""
         if node.pages:
             self._record("removed", node, -(-first // self._tree.width))
 

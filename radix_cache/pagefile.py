@@ -29,7 +29,7 @@ from banyan.radix_cache.digests import N_NAMESPACE, prefix_digests
 from banyan.radix_cache.node import Node, namespace_of
 
 _KIND = b"BANYANKV"
-"""Starts the page files of all versions."""
+"""The first bytes of page files of all versions."""
 _MAGIC = _KIND + b"1"
 _BLOCK = 4096
 _FILE = struct.Struct("<16sIIQ32s")  # magic, page, n_pages, page_bytes, identity

@@ -151,7 +151,7 @@ def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype,
     """Products of many rows, and of many inputs and columns; each row has the same bits in all batches."""
     for n_all, n_in, n_out, n_threads in ((600, 300, 150, 2), (300, 2100, 1100, 1)):
         x, weight = _randn(generator, dtype, n_all, n_in + 8), _randn(generator, dtype, n_out, n_in) / n_in**0.5
-        x[:, n_in:] = torch.nan  # what lies behind a row must not be read
+        x[:, n_in:] = torch.nan  # the numbers after a row must not be read
         x = x[:, :n_in]
         product = partial(_product, library, x, packed.pack(weight, library.banyan_panel()), n_threads=n_threads)
         got = product(n_all)
