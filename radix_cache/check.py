@@ -64,7 +64,7 @@ def locked_nodes(lease: Lease) -> set[Node]:
 
 
 def _check_pages(cache: Cache, nodes: list[Node]) -> None:
-    """Every page is free, leased or in the tree, exactly once; and the counters agree."""
+    """Every page is free, leased, in the tree or quarantined, exactly once; and the counters agree."""
     tree, free = cache.tree, cache.pool.free
     leased = [page for lease in cache.leases for page in private(lease)]
     cached = [page for node in nodes for page in node.pages]

@@ -67,7 +67,7 @@ class CacheEvents:
         self._record("stored", node, first // self._tree.width)
 
     def removed(self, node: Node, first: int) -> None:
-        """Logs that the node's key from byte `first` on leaves the device, before it does."""
+        """Logs that the node's key from byte `first` on leaves the device. Call before it does."""
         if node.pages:
             self._record("removed", node, -(-first // self._tree.width))
 

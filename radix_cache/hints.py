@@ -51,7 +51,7 @@ class KVHint:
         return self.node is not None
 
     def expect(self, steps: float) -> None:
-        """Sets that the prefix is needed again in about `steps` of the caller's steps (`Cache.tick`)."""
+        """Marks the prefix as needed again in about `steps` of the caller's steps (`Cache.tick`)."""
         self._hints.remove(self)
         self.due = self._hints.step + max(0.0, steps)
         self._hints.add(self)

@@ -142,7 +142,7 @@ class Tree:
     # ---- eviction queues -------------------------------------------------------------------------------------------
 
     def queue(self, level: float) -> EvictionQueue:
-        """The queue of a level, open."""
+        """Returns the open queue of a level; creates it if there is none."""
         return self._open(self.by_level.get(level) or EvictionQueue(level, "unused"))
 
     def _open(self, queue: EvictionQueue) -> EvictionQueue:

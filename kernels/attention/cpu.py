@@ -36,8 +36,8 @@ def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
 
 
 def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
-    """Gathers the pages of one request after the other and calls torch's flash kernel. Raises ValueError for a
-    deterministic batch: torch rounds differently per shape."""
+    """Attention in torch, one request after the other: gathers its pages and calls torch's flash kernel. Raises
+    ValueError for a deterministic batch, since torch rounds differently per shape."""
     if ragged.deterministic:
         raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
     scale, softcap, window, sinks, first_keys, first_q = options

@@ -255,7 +255,7 @@ def _by_length(items: list[_Item]) -> list[_Item]:
 
 
 def _split_size(n_keys: int, n_programs: int, n_wanted: int, least: int) -> int:
-    """The keys of a part: an item is split if it reads at least twice as many. n_keys: the sum over all items."""
+    """The keys of a part, at least: an item is split if it reads twice as many. n_keys: the sum over all items."""
     return max(least, n_keys * n_programs // n_wanted)
 
 

@@ -10,7 +10,7 @@ from banyan.kernels.moe.experts import Experts, Gate
 
 
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
-    """[..., 2 * width] -> [..., width]; see `Gate`."""
+    """Applies the gate: [..., 2 * width] -> [..., width]; see `Gate`."""
     g, up = gate_up.chunk(2, -1)
     g, up = g.clamp(max=gate.limit), up.clamp(-gate.limit, gate.limit)
     return (up + gate.shift) * g * torch.sigmoid(gate.alpha * (g + gate.cubic * g**3))

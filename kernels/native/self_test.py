@@ -65,10 +65,10 @@ def _attention(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dt
 
 
 def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
-    """Two layers with different windows, in one call, against the references op by op: with pools in `dtype`, then with
-    pools in 8 bits and weights in 8 or 4. Most sizes are no multiples of the vector width, and the last dimensions of a
-    head are not rotated. The tolerance for quantised numbers is wide: a number may be rounded to its other
-    neighbour."""
+    """Compares two layers with different windows, in one call, with the references op by op: with pools in `dtype`,
+    then with pools in 8 bits and weights in 8 or 4. Most sizes are no multiples of the vector width, and the last
+    dimensions of a head are not rotated. The tolerance for quantised numbers is wide: a number may be rounded to its
+    other neighbour."""
     hidden, heads, kv_heads, dim, mid = 52, 2, 1, 16, 36
     shapes = (hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden), (hidden, 2 * mid), (mid, hidden)
     batch = ragged([1, 3], [9, 6], [[0], [1]], 16)
@@ -112,7 +112,7 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
 
 
 def _adapters(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
-    """Two adapters on some of the rows of a fused linear layer; the sizes are no multiples of the vector width."""
+    """Tests two adapters on some rows of a fused linear layer. The sizes are no multiples of the vector width."""
     x, y = _randn(generator, dtype, 40, 52), _randn(generator, dtype, 40, 330)
 
     def part(rank: int, n_out: int, column: int) -> LowRank:
@@ -148,7 +148,7 @@ def _linear(
 
 
 def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
-    """Products of many rows, and of many inputs and columns; each row has the same bits in all batches."""
+    """Tests products of many rows, and of many inputs and columns. A row must have the same bits in all batches."""
     for n_all, n_in, n_out, n_threads in ((600, 300, 150, 2), (300, 2100, 1100, 1)):
         x, weight = _randn(generator, dtype, n_all, n_in + 8), _randn(generator, dtype, n_out, n_in) / n_in**0.5
         x[:, n_in:] = torch.nan  # the numbers after a row must not be read
@@ -161,8 +161,8 @@ def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype,
 
 
 def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype) -> None:
-    """Weights in 4 and 8 bits with and without minimums, against products of the same rounded rows; and in
-    deterministic mode each row has the same bits in all batches."""
+    """Tests weights in 4 and 8 bits, with and without minimums. In deterministic mode, the products must be those of
+    rows in 8 bits, and a row must have the same bits in all batches."""
     for n_in, n_out in ((96, 70), (2112, 300)):
         _grouped_of(library, generator, dtype, n_in, n_out)
 
@@ -196,8 +196,8 @@ def _grouped_of(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.d
 
 
 def _experts(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
-    """Six experts in the rows' dtype, two per row. One expert has many rows, and some rows lack an expert. Most sizes
-    are no multiples of the vector width."""
+    """Tests six experts in the rows' dtype, two per row. One expert has many rows, and some rows lack an expert. Most
+    sizes are no multiples of the vector width."""
     n, hidden, mid, gate = 6, 64, 42, Gate(1.7, 0.04, 1.5, 0.5)
     x, index = _randn(generator, dtype, 50, hidden), torch.randint(0, n + 1, (50, 2), generator=generator)
     index[:30, 0], weights = 3, torch.rand(50, 2, generator=generator)

@@ -19,10 +19,10 @@ def use(n_threads: int) -> None:
 
 
 def n_max() -> int:
-    """Threads of a large op."""
+    """How many threads a large op uses."""
     return _n_threads or torch.get_num_threads()
 
 
 def for_rows(n_numbers: int) -> int:
-    """Threads of one pass over `n_numbers` numbers."""
+    """How many threads one pass over `n_numbers` numbers uses."""
     return 1 if n_numbers < ROW_NUMBERS else n_max()
