@@ -74,6 +74,9 @@ class EngineImages:
         self._forget(pixels.image)
         self._images[pixels.image] = image = EngineImage(arrays)
         self._n_bytes += image.n_bytes
+        self._evict()
+
+    def _evict(self) -> None:
         while self._n_bytes > CACHE_BYTES and len(self._images) > 1:
             self._forget(next(iter(self._images)))
 
@@ -92,7 +95,9 @@ class EngineImages:
         values = image.values(self._tower)
         if image.n_bytes != before:
             self.n_encoded += 1
-            self._n_bytes += image.n_bytes - before if self._images.get(digest) is image else 0
+            if self._images.get(digest) is image:
+                self._n_bytes += image.n_bytes - before
+                self._evict()
         return values
 
     def inputs(self, works: Sequence[Work], ragged: Ragged) -> ImageInputs | None:

@@ -198,6 +198,20 @@ def test_dropped_image_is_asked_for_again(llava: Model, monkeypatch: pytest.Monk
     assert len(e.images._images) == 1
 
 
+def test_embeddings_that_need_more_room_than_pixels_drop_older_images(
+    llava: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [llava.prompts.run(0, turn(data), GREEDY).images[0].image for data in (CAT, DOG)]
+    e = llava.engine()
+    for digest in digests:
+        e.take(llava.prompts.images.pixels(digest))
+    monkeypatch.setattr("banyan.runtime.engine.images.CACHE_BYTES", e.images.kept[0])
+    tower = e.images._tower
+    e.images._tower = lambda arrays: (torch.cat([*tower(arrays)] * 1000),)
+    llava.run(e, [PARTS[1]])
+    assert [*e.images._images] == digests[1:]
+
+
 def test_failed_image_fails_its_requests_only(llava: Model) -> None:
     e = llava.engine()
     outputs: dict[int, Any] = {}
