@@ -239,12 +239,14 @@ class PrefixOrder(QueueOrder):
             range(at, min(at + _N_NEIGHBORS, len(self._sorted))),
             range(at - 1, max(at - 1 - _N_NEIGHBORS, -1), -1),
         ):
+            n = len(ids) // 4
             for i in neighbors:
                 other = self._sorted[i]
-                n = n_common(ids, 0, other[1]) if other[0] == namespace else 0
                 if n < self._n_cached[other[2]] + WORTH_MOVING:
-                    break
-                self._push(other[3], n)
+                    continue  # it shares at most as much as those between it and the published prompt
+                n = n_common(ids, 0, other[1]) if other[0] == namespace else 0
+                if n >= self._n_cached[other[2]] + WORTH_MOVING:
+                    self._push(other[3], n)
 
 
 # ---- the queue -------------------------------------------------------------------------------------------------------

@@ -179,6 +179,16 @@ def test_lpm_starts_the_longest_prefix_and_follows_the_cache() -> None:
     assert d.starts() == [short.rid, other.rid]
 
 
+def test_lpm_moves_prompts_behind_one_whose_prefix_was_stored_before() -> None:
+    d = Driver("lpm")
+    text = list(range(100))
+    d.add(ids=[7] * 60, cached=50)
+    for k in (97, 98, 103, 104):  # in the tree, the two in the middle were found
+        d.add(ids=[*text[:80], k], cached=80 if k in (98, 103) else 0)
+    d.queue.order.published(Request(Run(99, array("i", text).tobytes()), max_total=200))
+    assert d.starts() == [1, 2, 3, 4, 0]
+
+
 def test_lpm_separates_namespaces() -> None:
     d = Driver("lpm")
     d.add(ids=[1] * 50, namespace=b"a")
