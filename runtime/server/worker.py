@@ -283,7 +283,12 @@ class Server:
             return Durables(unsupported=why)
         journal = Journal(Path(f"{self.config.socket}.journal"), parse_bytes(self.config.durable_bytes))
         undo.callback(journal.close)
+        self._delete_old_files(journal)
         return Durables(journal)
+
+    def _delete_old_files(self, journal: Journal) -> None:
+        journal.delete_old()
+        self.timers.call(60.0, lambda: self._delete_old_files(journal))
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 

@@ -379,7 +379,7 @@ BOUNDED = {
     "_tools": 10_000,  # of cached templates
     "_values": 10_000,  # of a cache with a limit in bytes
     "_vocabulary": 320,  # made when a stop string first asks for it
-    "closed_sizes": 100,  # the files of durable programs
+    "closed_files": 100,  # the files of durable programs
 }
 """Attributes whose entries outlive their client, and how many there may be."""
 

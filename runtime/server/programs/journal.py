@@ -7,8 +7,8 @@ file, and an unfinished one continues after its recorded tokens.
 
 A file is a sequence of records with length and checksum. Reading stops at the first incomplete record. Records are
 written to the kernel without fsync, so a killed process loses nothing, and a machine that fails loses the last seconds.
-A file is deleted when the client has all values, or when the program fails or is cancelled. A starting server deletes
-files that were not used for a day. If the journal is full, the oldest files whose programs do not run are deleted.
+A file is deleted when the client has all values, or when the program fails or is cancelled. If no program has it open,
+it is deleted after a day. If the journal is full, the oldest files whose programs do not run are deleted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -30,7 +31,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.ipc import private_directory
 
 MAX_AGE = 24 * 3600.0
-"""A starting server deletes files that were not used for this many seconds."""
+"""The server deletes files that were not used for this many seconds."""
 _HEADER = struct.Struct("<II")  # length and CRC-32 of the record that follows
 _MAX_RECORD = 1 << 30
 
@@ -107,7 +108,7 @@ class Diary:
             self.n_bytes = self._read()
             os.ftruncate(self._fd, self.n_bytes)
             os.utime(self._fd)
-            journal.n_bytes += self.n_bytes - journal.closed_sizes.pop(path.name, 0)
+            journal.n_bytes += self.n_bytes - journal.closed_files.pop(path.name, _NO_FILE).n_bytes
             if not self.n_bytes:
                 self.write(Opened(self.started.isoformat()))
         except BaseException:
@@ -166,7 +167,7 @@ class Diary:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            self._journal.closed_sizes[self.path.name] = self.n_bytes
+            self._journal.closed_files[self.path.name] = ClosedFile(self.n_bytes, time.time())
 
     def remove(self) -> None:
         """Delete the file. Idempotent."""
@@ -203,25 +204,32 @@ def _identity(run: wire.Run, visible: Collection[int]) -> bytes:
     return state.digest()
 
 
+class ClosedFile(NamedTuple):
+    """A file that no program has open. used: when it was last written or closed (time.time())."""
+
+    n_bytes: int
+    used: float
+
+
+_NO_FILE = ClosedFile(0, 0.0)
+
+
 class Journal:
     """The journal files of all durable programs, one file for each program, in a directory of mode 0700.
 
-    n_bytes: bytes of all files together. closed_sizes: file name -> bytes, for the files that no program has open, the
-    oldest first.
+    n_bytes: bytes of all files together. closed_files: by name, those that no program has open, the oldest
+    first.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self.n_bytes = 0
-        self.closed_sizes: dict[str, int] = {}
+        self.closed_files: dict[str, ClosedFile] = {}
         if folder.exists():
             private_directory(folder)
-            found = sorted((path.stat().st_mtime, path) for path in folder.iterdir())
-            for written, path in found:
-                self.closed_sizes[path.name] = size = path.stat().st_size
-                self.n_bytes += size
-                if written < time.time() - MAX_AGE:
-                    self.delete(path.name)
+            for written, path in sorted((path.stat().st_mtime, path) for path in folder.iterdir()):
+                self.closed_files[path.name] = one = ClosedFile(path.stat().st_size, written)
+                self.n_bytes += one.n_bytes
 
     def path(self, key: bytes) -> Path:
         """The path of a program's file."""
@@ -237,18 +245,24 @@ class Journal:
 
     def make_room(self, n_bytes: int) -> None:
         """Delete the oldest closed files until `n_bytes` fit. Overloaded: they do not."""
-        while self.n_bytes + n_bytes > self._max_bytes and self.closed_sizes:
-            self.delete(next(iter(self.closed_sizes)))
+        while self.n_bytes + n_bytes > self._max_bytes and self.closed_files:
+            self.delete(next(iter(self.closed_files)))
         if self.n_bytes + n_bytes > self._max_bytes:
             raise Overloaded(
                 f"the journal of durable programs has {self.n_bytes} bytes, and may have {self._max_bytes}; "
                 "wait for some of them, or raise `durable_bytes`"
             )
 
+    def delete_old(self) -> None:
+        """Delete the closed files that were not used for MAX_AGE. The server calls this once a minute."""
+        oldest = time.time() - MAX_AGE
+        for name in [name for name, one in self.closed_files.items() if one.used < oldest]:
+            self.delete(name)
+
     def delete(self, name: str) -> None:
         """Delete a closed file. A file that cannot be deleted, as on a disk that has become read-only, stays. That does
         no harm: its program has ended, and no other program uses it."""
-        self.n_bytes -= self.closed_sizes.pop(name, 0)
+        self.n_bytes -= self.closed_files.pop(name, _NO_FILE).n_bytes
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()
 

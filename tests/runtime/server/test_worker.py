@@ -26,6 +26,7 @@ from banyan.runtime.errors import BadProgram, ConfigError
 from banyan.runtime.model.images import ImageSpec, image_spec
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server import worker
+from banyan.runtime.server.programs.journal import MAX_AGE
 from banyan.runtime.server.text.image_process import ProcessStart
 from banyan.runtime.server.text.images import Images
 from forms import in_short, short_form
@@ -430,3 +431,20 @@ def test_round_ends_if_handling_an_engine_removes_a_later_one(
 
     server.timers.call(0.0, lose_both)
     server.run()
+
+
+def test_journals_are_deleted_after_a_day_while_the_server_runs(
+    fake_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = config.make(model=str(fake_model()), socket=str(tmp_path / "private" / "s"))
+    server = worker.Server(options, None, None, False, (sys.executable, str(FAKE)))
+    journal = server.programs._durables.journal
+    assert journal is not None
+    journal.open(b"key").close()
+    later = time.time() + MAX_AGE + 1
+    monkeypatch.setattr(time, "time", lambda: later)
+    monkeypatch.setattr(server.timers, "now", lambda: time.monotonic() + 61)
+    server.timers.call(0.0, server.stop)
+    server.run()
+    assert not journal.closed_files
+    assert not (tmp_path / "private" / "s.journal").exists()

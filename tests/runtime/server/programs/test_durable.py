@@ -563,7 +563,7 @@ def test_file_that_cannot_begin_is_closed_and_removed(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == n_open
     assert not list((tmp_path / "j").iterdir())
     assert full.n_bytes == 0
-    assert not full.closed_sizes
+    assert not full.closed_files
 
 
 def test_partly_written_record_does_not_hide_later_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,7 +616,7 @@ def test_changed_request_does_not_match_the_journal(tmp_path: Path) -> None:
         program_journal.close()
 
 
-def test_old_journals_are_removed_for_room_and_after_a_day(tmp_path: Path) -> None:
+def test_old_journals_are_removed_for_room_and_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Journal(tmp_path / "j", 1000)
     for k in range(3):
         program_journal = first.open(bytes([k]))
@@ -628,11 +628,22 @@ def test_old_journals_are_removed_for_room_and_after_a_day(tmp_path: Path) -> No
     assert len(list((tmp_path / "j").iterdir())) < 4, "the oldest journal is removed"
     assert first.n_bytes <= 1000
     open_journal.close()
-    for path in (tmp_path / "j").iterdir():
+    kept, *others = (tmp_path / "j").iterdir()
+    for path in others:
         os.utime(path, (0, 0))
-    assert Journal(tmp_path / "j", 1000).n_bytes == 0
-    assert not list((tmp_path / "j").iterdir())
+    second = Journal(tmp_path / "j", 1000)
+    second.delete_old()
+    assert [*(tmp_path / "j").iterdir()] == [kept]
+    assert second.n_bytes == kept.stat().st_size
     assert journal.MAX_AGE == 86400
+    running = second.open(b"running")
+    a_day_later = time.time() + journal.MAX_AGE + 1
+    monkeypatch.setattr(time, "time", lambda: a_day_later)
+    second.delete_old()
+    assert [*(tmp_path / "j").iterdir()] == [running.path]
+    running.close()
+    second.delete_old()
+    assert running.path.exists(), "its day begins when the program ends"
 
 
 def test_drawn_choice_survives_a_restart(bench: Callable[..., Any], tmp_path: Path) -> None:
