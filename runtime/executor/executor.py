@@ -198,6 +198,11 @@ class Executor:
                     return
             self._enqueue(state, op)
 
+    def awaits(self, results: wire.Results) -> bool:
+        """Whether a generation waits for these Results now."""
+        with self._lock:
+            return results.state in self.states and _awaiting(self.states[results.state], results) is not None
+
     def resume(self, results: wire.Results) -> None:
         """Pass Results to the generation that waits for them."""
         with self._lock:
@@ -252,10 +257,7 @@ class Executor:
             self._need((state.number, *self._needs(state, op)))
 
     def _resume(self, state: RunningState, results: wire.Results) -> None:
-        generation = state.generation
-        if generation is None or generation.called is None:
-            return
-        if (generation.op.ref, generation.round) != (results.ref, results.round):
+        if (generation := _awaiting(state, results)) is None:
             return
         generation.called = None
         try:
@@ -651,6 +653,14 @@ def copy_error(error: BanyanError, why: str) -> BanyanError:
     copied.args = (copied.message, *error.args[1:])
     copied.__cause__ = error.__cause__
     return copied
+
+
+def _awaiting(state: RunningState, results: wire.Results) -> Generation | None:
+    """The state's generation, if it waits for these Results."""
+    generation = state.generation
+    if generation is None or generation.called is None:
+        return None
+    return generation if (generation.op.ref, generation.round) == (results.ref, results.round) else None
 
 
 def _check_marks(n: int) -> None:

@@ -196,7 +196,7 @@ class Programs(ProgramObserver):
     def _queue(self, program: RunningProgram, op: wire.Op) -> None:
         if program.journal is not None and isinstance(op, wire.Gen) and op.stream:
             raise Unsupported("stream: a durable program cannot stream, since its text may be sent twice")
-        if program.journal is not None and isinstance(op, wire.Results):
+        if program.journal is not None and isinstance(op, wire.Results) and not program.awaits(op):
             program.early_results[op.ref, op.round] = op.texts
         program.queue(op)
 

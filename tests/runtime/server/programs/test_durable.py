@@ -696,6 +696,24 @@ def test_acknowledgements_are_forgotten_with_their_programs(bench: Callable[...,
     assert not durables._running
 
 
+def test_results_are_kept_only_until_they_are_asked_for(bench: Callable[..., Any], tmp_path: Path) -> None:
+    b = bench(durables=Durables(Journal(tmp_path / "journal", 1 << 20)))
+    choose = (wire.Select(0, ref, ("a", "b"), client_decides=True) for ref in (0, 1))
+    limits = wire.ProgramLimits(durable="a")
+    b.send(wire.Submit(0, 0, (wire.Append(0, ("q",)), *choose, wire.Results(0, 0, 0, ("a",))), limits=limits))
+    program = b.programs._programs[b"me"][0]
+    assert [*program.early_results] == [(0, 0)]
+    b.run()
+    b.timers.run()
+    b.run()
+    assert [one.ref for one in b.messages(wire.Called)] == [1]
+    assert not program.early_results
+    b.send(wire.Submit(0, 1, (wire.Results(0, 1, 0, ("b",)),)))
+    assert not program.early_results
+    b.run()
+    assert [b.text(ref) for ref in (0, 1)] == ["a", "b"]
+
+
 def test_name_is_free_again_after_its_journal_could_not_be_opened(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
