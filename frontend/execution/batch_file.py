@@ -16,6 +16,7 @@ from contextlib import closing, nullcontext
 from functools import cached_property
 from hashlib import blake2b
 from itertools import count, islice
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
 
@@ -40,7 +41,7 @@ MAX_ERRORS = 100
 
 class BatchRecord(msgspec.Struct):
     """A finished item of a batch. values: the state's variables. In values and ret_value, a pydantic model is an
-    object, and anything else that JSON does not have is text."""
+    object, and anything else that JSON does not have is text. An item whose results contain nan or inf fails."""
 
     index: Annotated[int, msgspec.Meta(ge=0)]
     item: Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]  # a digest of the program and the item's arguments
@@ -124,7 +125,7 @@ class BatchFile(Sequence[BatchRecord]):
     def write(self, index: int, digest: int, state: State) -> None:
         """Add the record of an item that has finished. OSError: the file cannot grow; then no part of the record is in
         it. BadOutput: a text that the body did not read is not a valid object of its gen's type. BadProgram: the item
-        has no digest."""
+        has no digest, or its results contain nan or inf."""
         if not digest:
             raise BadProgram(
                 f"item {index} cannot be told from others: it contains half of a surrogate pair, or itself"
@@ -132,6 +133,8 @@ class BatchFile(Sequence[BatchRecord]):
         for value in state._values.values():
             _check_objects(value)
         values = {name: state[name] for name in state._values}
+        if not _is_finite([values, state.ret_value]):
+            raise BadProgram(f"the results of item {index} contain nan or inf, which JSON does not have")
         record = BatchRecord(index, digest, values, state.ret_value)
         line = memoryview(msgspec.json.encode(record, enc_hook=plain) + b"\n")
         end = self._end + len(line)
@@ -216,6 +219,20 @@ def _in_digest(value: Any) -> Any:
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         return kind.__qualname__
     return f"{kind.__qualname__} {_ADDRESS.sub('', str(value))}"
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value contains no nan and no inf, which msgspec would write as null."""
+    match value:
+        case float():
+            return isfinite(value)
+        case str() | int() | None:
+            return True
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list() | tuple() | set() | frozenset():
+            return all(map(_is_finite, value))
+    return _is_finite(msgspec.to_builtins(value, enc_hook=plain))
 
 
 def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]:

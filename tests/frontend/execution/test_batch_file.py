@@ -110,6 +110,24 @@ def test_body_that_deals_with_an_invalid_object_has_a_record(tmp_path: Path) -> 
     assert (record.values, record.ret_value) == ({"a": "many"}, -1)
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_number_that_json_does_not_have_fails_its_item(number: str, mock: bn.Mock, tmp_path: Path) -> None:
+    """It was null in the record, and None when the batch was run again."""
+
+    class Score(pydantic.BaseModel):
+        x: float
+
+    @bn.function
+    def program(s: bn.State, x: float, is_model: bool) -> Any:
+        return [Score(x=x)] if is_model else {"scores": (0.5, x)}
+
+    items = [(1.0, False), (1.0, True), (float(number), False), (float(number), True)]
+    with pytest.raises(bn.BatchError, match=r"item \d contain nan or inf") as e:
+        program.run_batch(items, checkpoint=tmp_path / "out.jsonl")
+    assert {i: type(error) for i, error in e.value.errors.items()} == {2: bn.BadProgram, 3: bn.BadProgram}
+    assert [r.ret_value for r in e.value.results] == [{"scores": [0.5, 1.0]}, [{"x": 1.0}]]
+
+
 def test_vote_without_an_invalid_object_has_a_record(tmp_path: Path) -> None:
     @bn.function
     def program(s: bn.State) -> Any:
