@@ -63,7 +63,8 @@ class SharedEngine:
         self.ready: wire.Ready | None = None
         self._vocabulary = b""  # digest of the vocabulary that all servers have
         self._living: dict[int, _Living] = {}
-        self._exported: dict[int, frozenset[bytes]] = {}  # pull whose prefix is computed -> the images in it
+        # pull that has not ended -> the images in its prefix, if the engine computes that
+        self._pulls: dict[int, frozenset[bytes]] = {}
         # image that the engine waits for -> the servers that were asked for it
         self._asked: dict[bytes, set[int]] = {}
         # (server, its number of a program) -> (the engine's number, the engine's number of the client)
@@ -128,13 +129,13 @@ class SharedEngine:
                 self._pings.append(server)
             case wire.Export(pull=pull, run=run):
                 run, pull = msgspec.structs.replace(run, rid=_number(server, run.rid), order=()), _number(server, pull)
-                if command.compute and run.images:
-                    self._exported[pull] = _images_of(run)
+                self._pulls[pull] = _images_of(run) if command.compute else frozenset()
                 return (msgspec.structs.replace(command, pull=pull, run=run),)
             case wire.Pull(pull=pull):
-                return (msgspec.structs.replace(command, pull=_number(server, pull)),)
+                self._pulls[pull := _number(server, pull)] = frozenset()
+                return (msgspec.structs.replace(command, pull=pull),)
             case wire.EndPull(pull=pull):
-                self._exported.pop(pull := _number(server, pull), None)
+                self._pulls.pop(pull := _number(server, pull), None)
                 return (wire.EndPull(pull),)
             case wire.ImagePixels(image=image, error=error):
                 (asked := self._asked.pop(image, set())).discard(server)
@@ -219,8 +220,8 @@ class SharedEngine:
                         self._adapters[msgspec.json.decode(body)].add(server)
                 yield server, msgspec.structs.replace(report, id=number)
             case wire.Exported(pull=pull) | wire.Pulled(pull=pull):
-                if isinstance(report, wire.Exported):
-                    self._exported.pop(pull, None)
+                if pull in self._pulls:
+                    self._pulls[pull] = frozenset()  # it needs no image any more
                 server, pull = _split_number(pull)
                 yield server, msgspec.structs.replace(report, pull=pull)
             case wire.EnginePong():
@@ -242,7 +243,7 @@ class SharedEngine:
         self._asked |= {image: set[int]() for image in images}
         for server in servers:
             of_server = {i for one in self._living.values() if one.server == server for i in one.images}
-            of_server.update(i for pull, own in self._exported.items() if _split_number(pull)[0] == server for i in own)
+            of_server.update(i for pull, own in self._pulls.items() if _split_number(pull)[0] == server for i in own)
             if wanted := tuple(image for image in images if image in of_server):
                 for image in wanted:
                     self._asked[image].add(server)
@@ -314,6 +315,9 @@ class SharedEngine:
         for hold in [hold for hold in self._holds if _split_number(hold)[0] == server]:
             self._holds.remove(hold)
             commands.append(wire.Release(hold))
+        for pull in [pull for pull in self._pulls if _split_number(pull)[0] == server]:
+            del self._pulls[pull]
+            commands.append(wire.EndPull(pull))
         for program in [program for program in self._programs if program[0] == server]:
             number, client = self._programs.pop(program)
             commands.append(wire.ProgramEnded(client, number))

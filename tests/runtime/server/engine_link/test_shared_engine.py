@@ -161,7 +161,7 @@ def test_servers_that_come_and_go_get_only_their_own_and_leave_nothing(fake_engi
                 programs.discard(program)
     assert (held, programs) == (set(), set())
     shared = three.shared
-    left = (shared._living, shared._waiting, shared._programs, shared._holds, shared._exported, shared._asked)
+    left = (shared._living, shared._waiting, shared._programs, shared._holds, shared._pulls, shared._asked)
     assert not any(left)
     assert shared._on_trial == -1
 
@@ -219,11 +219,18 @@ def test_what_a_server_leaves_behind_ends(three: Shared) -> None:
         three.send(server, wire.Release(6))
         three.send(server, wire.Hold(7, b"", seconds=9.0))  # it expires by itself
         three.send(server, wire.Export(1, run(2, order=(5,))))  # no request of that program follows
+        three.send(server, wire.Export(2, run(2)))
+        three.report(wire.Exported(server << SHIFT | 2, 16))  # the copy stays until EndPull
+        three.send(server, wire.Pull(3, b"", 0, wire.KVFormat(1, b"", "", "", "", 16, 1, 1, 1, 1, False), ()))
+        three.send(server, wire.Export(4, run(2)))
+        three.send(server, wire.EndPull(4))
         three.send(server, wire.Listen())
     three.commands.clear()
+    three.got.clear()
     three.leave(1)
     rid, client, hold = three.engine.runs[1].rid, three.engine.runs[1].client, 1 << SHIFT | 5
-    assert three.commands == [wire.Abort(rid), wire.Release(hold), wire.ProgramEnded(client, 1)]
+    pulls = (wire.EndPull(1 << SHIFT | pull) for pull in (1, 2, 3))
+    assert three.commands == [wire.Abort(rid), wire.Release(hold), *pulls, wire.ProgramEnded(client, 1)]
     while three.engine.running:
         three.step()
     three.report(wire.TreeEvents(()))
@@ -385,8 +392,10 @@ def test_image_of_a_prefix_to_export_is_asked_of_its_server(three: Shared) -> No
     three.send(1, wire.ImagePixels(b"X"))
     three.report(wire.Exported(1 << SHIFT | 1, 16))
     three.send(1, wire.Export(2, with_image(1), compute=True))
-    three.send(1, wire.EndPull(2))
-    assert not three.shared._exported
+    for pull in (1, 2):
+        three.send(1, wire.EndPull(pull))
+    three.send(2, wire.EndPull(1))
+    assert not three.shared._pulls
 
 
 def test_servers_learn_the_work_of_the_others(three: Shared) -> None:
