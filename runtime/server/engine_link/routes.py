@@ -323,7 +323,8 @@ class Routes:
         """Called when a request has ended, or leaves its route, with `n_out` output tokens."""
         if (booked := self._booked.pop(rid, None)) is not None:
             self._fleet.end(*booked)
-            self._n_out += (n_out - self._n_out) / MEMORY
+            if n_out:  # otherwise it scored a text, or was moved or stopped before its first token
+                self._n_out += (n_out - self._n_out) / MEMORY
 
     def hint(self, serial: int, command: wire.EngineCommand) -> None:
         """Send a hint about the KV of a program to the engines that have run requests of the program; to all engines if

@@ -15,7 +15,7 @@ from banyan.runtime import config
 from banyan.runtime.fleet.placement import CoreShare
 from banyan.runtime.fleet.scaling import LoadScaler
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, CacheHint, Fork, Gen, Join
+from banyan.runtime.protocol.wire import Append, CacheHint, Fork, Gen, Join, Select
 from banyan.runtime.server.engine_link.changes import EngineChanges
 from banyan.runtime.server.engine_link.recovery import Death
 
@@ -157,6 +157,20 @@ def test_drained_engine_keeps_what_has_output_until_it_ends(pair: Pair, greedy: 
     pair.run()
     assert len(set(map(len, pair.text(8)))) == 1
     assert not [one for one in pair.engines[0].runs if one.order[0] >= 6]
+
+
+def test_only_outputs_count_for_the_expected_length(pair: Pair, greedy: Sampler) -> None:
+    """With many requests that score choices, or that are moved, it fell to nothing."""
+    routes = pair.bench.requests.routes
+    before = routes._n_out
+    pair.submit(4, greedy)
+    pair.bench.submit(Append(0, ("q",)), Select(0, 0, ("a", "b c")), program=9, last=True)
+    pair.bench.requests.vacate(pair.routes[0])
+    assert pair.running()[0] == 0
+    pair.bench.programs.cancel(b"me", wire.Cancel(0, 0))
+    assert routes._n_out == before
+    pair.run()
+    assert routes._n_out < before, "three outputs are shorter than that"
 
 
 def test_drained_engine_that_dies_loses_nothing(pair: Pair, greedy: Sampler) -> None:
