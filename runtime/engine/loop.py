@@ -503,10 +503,12 @@ class EngineLoop:
         return n
 
     def _take_new(self, link: Link) -> list[wire.EngineCommand]:
-        """Take the orders that do not affect the step in flight. Returns the others."""
+        """Take the orders that do not affect the step in flight. Returns the others, and the Runs with an adapter that
+        is not loaded: one of the others may load it."""
         deferred: list[wire.EngineCommand] = []
+        adapters = (b"", *self.adapters.weights)
         for order in link.drain(block=False):
-            if isinstance(order, wire.Run | wire.Ping):
+            if isinstance(order, wire.Ping) or (isinstance(order, wire.Run) and order.adapter in adapters):
                 self.take(order)
             else:
                 deferred.append(order)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -179,6 +179,23 @@ def test_adapter_that_is_needed_again_while_it_leaves_stays(fake: ModuleType, wo
         assert bench.e.answer(Ask(0, what, name=name, path=str(world.adapters["a"]))).ok  # type: ignore[arg-type]
     fake.drive(bench.e, [])
     assert bench.digests["a"] in bench.e.adapters.weights
+
+
+def test_request_that_comes_after_the_order_to_load_its_adapter_waits_for_it(fake: ModuleType, world: World) -> None:
+    """While a step was in flight, the load was deferred and the request was taken, and failed."""
+    bench = Bench(fake, world)
+    e = bench.e
+    e.adapters.unload(bench.digests["a"])
+    e.adapters.free(())
+    load_a = Ask(0, "load_adapter", name="a", path=str(world.adapters["a"]))
+    orders = [load_a, bench.run(0, "a", PROMPTS[0]), bench.run(1, "b", PROMPTS[0]), wire.Ping()]
+    link: Any = SimpleNamespace(drain=lambda block: orders)
+    deferred = e._take_new(link)
+    assert deferred == orders[:2]
+    for order in deferred:
+        e.take(order)
+    outputs = fake.drive(e, [])
+    assert [outputs[rid].ids for rid in (0, 1)] == [world.want[name][0] for name in "ab"]
 
 
 def test_adapter_stays_while_a_constraint_of_its_request_is_compiled(
