@@ -128,10 +128,10 @@ def score(
     texts = [items] if isinstance(items, str) else list(items)
     labels: list[Any] = list(label_token_ids)
     each: list[Sequence[int]] = labels if labels and not isinstance(labels[0], int) else [labels] * len(texts)
-    if not labels or len(each) != len(texts):
+    if not labels or not all(each) or len(each) != len(texts):
         raise BadProgram(
             f"score: label_token_ids has {len(each)} lists for {len(texts)} items; give one list of ids, or a list for "
-            "each item"
+            "each item, with at least one id"
         )
     params = {"max_tokens": 1, "temperature": 0, "ignore_eos": True, "return_logprob": True}
     running = [
@@ -142,7 +142,10 @@ def score(
         for text, labels_of_item in zip(texts, each, strict=True)
     ]
     metas = [[state.get_meta_info("text") for state in states] for states in running]
-    scores = [[math.exp(meta["output_token_logprobs"][0][0]) for meta in of_item] for of_item in metas]
+    logprobs = [[meta["output_token_logprobs"][0][0] for meta in of_item] for of_item in metas]
+    # relative to an item's largest one, which keeps the sum above 0 where all probabilities underflow
+    bases = [max(of_item) if apply_softmax else 0.0 for of_item in logprobs]
+    scores = [[math.exp(one - base) for one in of_item] for of_item, base in zip(logprobs, bases, strict=True)]
     if apply_softmax:
         scores = [[one / math.fsum(of_item) for one in of_item] for of_item in scores]
     return ScoreResult(scores, sum(of_item[0]["prompt_tokens"] for of_item in metas))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
 import banyan as bn
 from banyan.runtime.protocol import wire
-from banyan.sglang.completions import complete, growing, growing_async, start, start_stream
+from banyan.sglang.completions import complete, growing, growing_async, score, start, start_stream
 
 
 def test_complete_accepts_one_prompt_or_several() -> None:
@@ -36,6 +37,18 @@ def test_logprobs_are_returned() -> None:
     assert completion["meta_info"]["output_token_logprobs"] == [(-0.5, 5, None)]
     assert isinstance(op := mock.calls[0].op, wire.Gen)
     assert op.sampling.top_logprobs == 2
+
+
+def test_softmax_of_labels_takes_logprobs_that_underflow() -> None:
+    logprobs = [-1000.0, -1000.0 + math.log(3)]
+    answers = [wire.Sample("t", "length", logprobs=(wire.TokenLogprob(5, "t", one),)) for one in logprobs]
+    assert score(bn.Mock(answers), "q", "i", [1, 2], True, False).scores == [pytest.approx([0.25, 0.75])]
+    assert score(bn.Mock(answers), "q", "i", [1, 2], False, False).scores == [[0.0, 0.0]]
+
+
+def test_score_refuses_an_item_without_labels() -> None:
+    with pytest.raises(bn.BadProgram, match="or a list for each item, with at least one id"):
+        score(bn.Mock("x"), "q", ["i", "j"], [[1], []], False, False)
 
 
 def test_stream_yields_growing_texts() -> None:
