@@ -125,13 +125,22 @@ def output_type(kind: Any) -> OutputType:
 
 # ---- SGLang's dtypes -------------------------------------------------------------------------------------------------
 
+
+def _unquoted(text: str) -> str:
+    """The text between the quotes. ValueError: it is not in quotes."""
+    found = re.fullmatch('"([^"]*)"', text)  # not the regex of the gen: Python's \w has fewer characters than Rust's
+    if found is None:
+        raise ValueError("it must be in double quotes, with none inside")
+    return found[1]
+
+
 _SPACE = (" ", "\n")
 # At most two spaces at the end: after separated reasoning there are no stop strings, so this limit ends the number.
 _DTYPES = {
     "int": OutputType("int", ConstraintSpec("regex", r"[-+]?[0-9]+[ \n]{0,2}"), int, _SPACE),
     "float": OutputType("float", ConstraintSpec("regex", r"[-+]?[0-9]*\.?[0-9]+[ \n]{0,2}"), float, _SPACE),
-    "bool": OutputType("bool", ConstraintSpec("regex", "(True|False)"), lambda text: text == "True"),
-    "str": OutputType("str", ConstraintSpec("regex", r'"[\w\s]*"'), lambda text: text[1:-1]),
+    "bool": OutputType("bool", ConstraintSpec("regex", "(True|False)"), {"True": True, "False": False}.__getitem__),
+    "str": OutputType("str", ConstraintSpec("regex", r'"[\w\s]*"'), _unquoted),
 }
 
 

@@ -759,6 +759,14 @@ def test_dtype_keeps_text_and_has_a_value(dtype: Any, text: str, expected: Any) 
     assert run('"a b"', dtype=str).value("x") == "a b"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "text"), [(bool, "true"), (bool, "maybe"), (str, "a b"), (str, ""), (str, '"'), (str, '"a" or "b"')]
+)
+def test_text_that_is_invalid_for_a_dtype_raises_bad_output(dtype: Any, text: str) -> None:
+    with pytest.raises(bn.BadOutput, match=f"not a valid {dtype.__name__}"):
+        run(text, dtype=dtype).value("x")
+
+
 def test_number_stops_at_whitespace_and_at_the_gens_own_stops() -> None:
     stop = ["!"]
     mock = bn.Mock("42 apples")
