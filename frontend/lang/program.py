@@ -246,8 +246,8 @@ class Program(Typed[Args, R_co]):
         raises, the items before the error run first. The result is the file's records, in the order of the items.
         """
         self._refuse_to_block("run_batch")
-        if num_threads != "auto" and num_threads < 1:
-            raise BadProgram(f"num_threads is {num_threads}; it must be at least 1, or 'auto'")
+        if num_threads != "auto" and (not isinstance(num_threads, int) or num_threads < 1):
+            raise BadProgram(f"num_threads is {num_threads!r}; it must be an int of at least 1, or 'auto'")
         limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
 
         def start(items: _Items, has_bar: bool, shown: Bar | None = None) -> BatchRun:
@@ -437,8 +437,8 @@ class Program(Typed[Args, R_co]):
     ) -> BatchPlan:
         if on_error not in ("raise", "return"):
             raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
-        if concurrency is not None and concurrency < 1:
-            raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
+        if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+            raise BadProgram(f"concurrency is {concurrency!r}; it must be an int of at least 1")
         make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if one is invalid
         title, start = self.name if has_bar else None, partial(self._begin, state_class, items)
         return BatchPlan(len(items.arguments), start, concurrency, tuple(limits.values()), title)

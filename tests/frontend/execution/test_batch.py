@@ -274,8 +274,13 @@ def test_concurrency_bounds_programs_in_flight(concurrency: int) -> None:
         lambda: backend.finish_all() or not caller.is_alive(), "the end of the batch", seen=lambda: backend.waiting
     )
     assert backend.max_waiting <= concurrency
-    with pytest.raises(bn.BadProgram, match="concurrency is 0"):
-        item.run_batch([(1,)], backend=backend, concurrency=0)
+
+
+@pytest.mark.parametrize("value", [0, "x", 2.5])
+@pytest.mark.parametrize("name", ["concurrency", "num_threads"])
+def test_invalid_number_of_programs_or_threads_is_refused(name: str, value: Any, mock: bn.Mock) -> None:
+    with pytest.raises(bn.BadProgram, match=f"{name} is {value!r}; it must be an int of at least 1"):
+        item.run_batch([(1,)], backend=mock, **{name: value})
 
 
 def test_batch_timeout_fails_unfinished_items() -> None:
