@@ -102,7 +102,7 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     refused: list[str] = []
     for name, value in options.items():
         if name in config.Config.__struct_fields__:
-            found[name] = _DTYPES.get(value, value) if name == "dtype" else value
+            found[name] = _DTYPES.get(value, value) if name == "dtype" and isinstance(value, str) else value
         elif name not in NO_EFFECT and (value is not None or not _is_known(name)):
             refused += _refusal(name, value, options)
             if name in TRANSLATED:

@@ -48,6 +48,11 @@ def test_all_refused_options_are_named_at_once() -> None:
         sgl.Engine(context_length=1, context=1)
 
 
+def test_dtype_that_is_no_text_is_refused() -> None:
+    with pytest.raises(sgl.ConfigError, match="dtype"):
+        sgl.Runtime(dtype=["half"])
+
+
 def test_adapters_in_no_form_of_sglang_are_refused() -> None:
     with pytest.raises(sgl.ConfigError, match=r"lora_paths has \{'name': 'a'\}; give"):
         translate({"lora_paths": [{"name": "a"}]})
