@@ -84,7 +84,7 @@ async def show(request: HTTPRequest) -> Reply:
         raise HTTPError(404, "there is no such page; old pages are forgotten")
     policy = "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-    return Reply(page.html.encode(), kind="text/html; charset=utf-8", headers=headers)
+    return Reply(page.html, kind="text/html; charset=utf-8", headers=headers)
 
 
 async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"], limit: int = 0) -> Any:

@@ -15,7 +15,7 @@ class RunPage(NamedTuple):
     id: str
     tenant: str
     title: str
-    html: str
+    html: bytes
 
 
 class RunPages:
@@ -27,9 +27,9 @@ class RunPages:
 
     def add(self, tenant: str, title: str, html: str) -> RunPage:
         """Keep a page."""
-        page = RunPage(secrets.token_hex(16), tenant, title, html)
+        page = RunPage(secrets.token_hex(16), tenant, title, html.encode())
         self._pages[page.id] = page
-        self._n_bytes += len(html)
+        self._n_bytes += len(page.html)
         while len(self._pages) > MAX_PAGES or (self._n_bytes > MAX_BYTES and len(self._pages) > 1):
             self._n_bytes -= len(self._pages.pop(next(iter(self._pages))).html)
         return page

@@ -15,6 +15,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime import launch
+from banyan.runtime.gateway.page import run_pages
 from raw_http import post
 from waits import wait_until
 
@@ -105,6 +106,16 @@ def test_published_run_is_shown_by_its_link_without_rights(url: str) -> None:
     assert read(f"{url}/v1/pages")["data"][0]["title"] == "judge on pocket"
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(f"{url}/pages/{'0' * 32}")
+
+
+def test_bytes_of_kept_pages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_pages, "MAX_BYTES", 10)
+    pages = run_pages.RunPages()
+    for title in "abc":
+        pages.add("", title, "é" * 3)
+    assert [page.title for page in pages.of("")] == ["c"], "two pages have 12 bytes"
+    pages.add("", "d", "e" * 4)
+    assert [page.title for page in pages.of("")] == ["d", "c"]
 
 
 @pytest.mark.parametrize("path", ["/v1/stats", "/v1/tree", "/v1/programs", "/v1/pages", "/v1/models", "/metrics"])
