@@ -181,9 +181,9 @@ def weight_files(path: Path) -> list[Path]:
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = [path / name for name in names]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise BadModel(f"{index} is broken: {type(e).__name__}: {e}") from e
-        files = [path / name for name in names]
         missing = [file.name for file in files if not file.is_file() or file.parent != path]
         if missing:
             raise BadModel(f"{path} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:4])}")

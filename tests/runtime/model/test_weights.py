@@ -92,7 +92,10 @@ def test_missing_shard_is_named(tmp_path):
         Checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../elsewhere"}}'])
+@pytest.mark.parametrize(
+    "index",
+    ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../elsewhere"}}'],
+)
 def test_broken_index_raises_bad_model(tmp_path, index):
     write(tmp_path / "model.safetensors", a=torch.ones(1))
     (tmp_path / "model.safetensors.index.json").write_text(index)
