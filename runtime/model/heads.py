@@ -164,7 +164,8 @@ def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch
     missing, and Unsupported if they were made for another model than `large`."""
     with _checkpoint(path) as weights:
         shapes = {name: stored.shape for name, stored in weights.tensors.items()}
-        n_heads = 1 + max((int(name.split(".")[0]) for name in shapes if name[0].isdigit()), default=-1)
+        numbers = [int(first) for name in shapes if (first := name.partition(".")[0]).isdecimal()]
+        n_heads = 1 + max(numbers, default=-1)
         if n_heads < 1:
             raise BadModel(f"{path} has no heads: it needs tensors named 0.0.linear.weight, 0.1.weight and so on")
 

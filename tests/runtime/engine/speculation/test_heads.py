@@ -316,6 +316,19 @@ def test_unsupported_heads_are_refused(
         engine(tiny_model("gemma2"), folders["medusa"])
 
 
+def test_tensor_that_belongs_to_no_head_is_named(
+    tiny_model: Callable[..., Path], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    other = {name: torch.zeros(1) for name in ("", "0x.weight")}
+    (tmp_path / "config.json").write_text((folders["medusa"] / "config.json").read_text())
+    save_file(other, tmp_path / "model.safetensors")
+    with pytest.raises(BadModel, match="has no heads"):
+        engine(tiny_model("llama"), tmp_path)
+    save_file(load_file(folders["medusa"] / "model.safetensors") | other, tmp_path / "model.safetensors")
+    with pytest.raises(Unsupported, match=r"does not use: , 0x\.weight"):
+        engine(tiny_model("llama"), tmp_path)
+
+
 def test_kind_of_recognises_heads_and_models(tiny_model: Callable[..., Path], folders: dict[str, Path]) -> None:
     assert {name: kind_of(path) for name, path in folders.items()} == {name: name for name in folders}
     assert kind_of(tiny_model("qwen3")) == "model"
