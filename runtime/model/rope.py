@@ -88,6 +88,13 @@ class Llama3(_Scaling, tag="llama3", frozen=True, kw_only=True):
     high_freq_factor: _NotNegative
     original_max_position_embeddings: _Length
 
+    def __post_init__(self) -> None:
+        if self.low_freq_factor >= self.high_freq_factor:  # their difference is a divisor
+            raise ValueError(
+                f"low_freq_factor is {self.low_freq_factor:g}, but must be less than high_freq_factor, "
+                f"{self.high_freq_factor:g}"
+            )
+
 
 Rope = NoScaling | LinearScaling | DynamicScaling | Proportional | Yarn | LongRope | Llama3
 

@@ -11,6 +11,7 @@ from banyan.runtime.model.rope import frequencies, parse_rope
 
 BASE = {"max_position_embeddings": 4096, "hidden_size": 256, "num_attention_heads": 4}  # 32 pairs of dimensions
 FACTORS = {"short_factor": [1 + i / 50 for i in range(32)], "long_factor": [1 + i for i in range(32)]}
+EQUAL = {"low_freq_factor": 4.0, "high_freq_factor": 4.0}
 
 KINDS = [
     {"rope_type": "linear", "factor": 2.5},
@@ -102,6 +103,7 @@ def test_reach_is_the_extended_context(scaling, context):
         ({"rope_type": "linear"}, BadModel, "`factor`"),
         ({"rope_type": "linear", "factor": "two"}, BadModel, r"\$.factor"),
         ({"rope_type": "llama3", "factor": 2.0}, BadModel, "`low_freq_factor`"),
+        ({"rope_type": "llama3", "factor": 2.0, **EQUAL}, BadModel, r"_factor is 4, .* less than high_freq_factor, 4"),
         (["a"], BadModel, r"rope settings are \['a'\]"),
         ("dynamic", BadModel, "rope settings are 'dynamic'"),
         ({"rope_type": ["x"]}, BadModel, r"rope_type is \['x'\]"),
