@@ -311,7 +311,7 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
 
     async def look() -> tuple[Any, bool]:
         """The server's models, and whether it has the chat API: any status but 404 and 405 for an empty request."""
-        async with make() as client, asyncio.timeout(_total_seconds(timeout)):
+        async with make() as client, asyncio.timeout(timeout):
             models = (await client.models.list()).data
             try:
                 await client.post("/chat/completions", body={}, cast_to=object)
@@ -324,7 +324,7 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
     except openai.APIConnectionError as e:
         raise ConnectFailed(f"{base_url} cannot be reached: {e.__cause__ or e}") from e
     except (openai.OpenAIError, TimeoutError) as e:
-        raise ConnectFailed(f"{base_url} does not list its models: {e or 'no answer in time'}") from e
+        raise ConnectFailed(f"{base_url} does not list its models: {str(e) or 'no answer in time'}") from e
     if not models:
         raise ModelNotFound(f"{base_url} lists no model; write bn.OpenAI(model_name, base_url=...)")
     extensions = set(format.EXTENSIONS) - {"prefix"}

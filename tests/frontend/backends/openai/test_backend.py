@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
+from banyan.backends.openai.backend import served
 from banyan.runtime.protocol import wire
 from forks import in_child
 from waits import wait_until
@@ -529,6 +530,16 @@ def test_http_endpoint_without_models_raises(serve: Callable[..., Any], fake: Mo
     api, _ = serve(refuse)
     with pytest.raises(bn.ConnectFailed, match="does not list its models"):
         bn.RuntimeEndpoint(api.url)
+
+
+def test_timeout_of_an_endpoint_holds_for_its_look_ups_together(serve: Callable[..., Any], fake: ModuleType) -> None:
+    def answer(path: str, body: Any) -> Any:
+        time.sleep(0.4)
+        return {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
+
+    api, _ = serve(answer)
+    with pytest.raises(bn.ConnectFailed, match=r"no answer in time|cannot be reached"):
+        served(api.url, timeout=0.6)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
