@@ -14,7 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.gguf import model as gguf
@@ -182,9 +184,9 @@ def weight_files(path: Path) -> list[Path]:
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
             files = [path / name for name in names]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            missing = [file.name for file in files if not file.is_file() or file.parent != path]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise BadModel(f"{index} is broken: {type(e).__name__}: {e}") from e
-        missing = [file.name for file in files if not file.is_file() or file.parent != path]
         if missing:
             raise BadModel(f"{path} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:4])}")
         return files
@@ -225,6 +227,17 @@ def fingerprint(path: Path) -> bytes:
     return state.digest()
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: tuple[_Count, ...]
+    data_offsets: tuple[_Count, _Count]
+
+
 def _header(file: Path) -> dict[str, Stored]:
     """The tensors in a safetensors file. BadModel if the file is incomplete."""
     try:
@@ -234,20 +247,24 @@ def _header(file: Path) -> dict[str, Stored]:
             n = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER + 1
             if n > min(_MAX_HEADER, size - 8):
                 raise BadModel(f"{file} is not a whole safetensors file ({size} bytes)")
-            header = json.loads(f.read(n))
+            header = msgspec.json.decode(f.read(n), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        end = 8 + n + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        end = 8 + n
         stored = {}
-        for name, entry in header.items():
-            first, last = entry["data_offsets"]
-            stored[name] = Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + n + first, last - first)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+        for name, raw in header.items():
+            entry = msgspec.json.decode(raw, type=_Entry)
+            first, last = entry.data_offsets
+            if first > last:
+                raise ValueError(f"{name} ends before it starts")
+            end = max(end, 8 + n + last)
+            stored[name] = Stored(file, entry.dtype, entry.shape, 8 + n + first, last - first)
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError) as e:
         raise BadModel(f"{file} is not a safetensors file: {type(e).__name__}: {e}") from e
     if end != size:
         raise BadModel(f"{file} has {size} bytes, but its header requires {end}; it is truncated or was changed")
-    for name, entry in stored.items():
-        if entry.dtype not in _KNOWN:
-            raise Unsupported(f"{name} is stored as {entry.dtype}; supported: {', '.join(sorted(_KNOWN))}")
+    for name, tensor in stored.items():
+        if tensor.dtype not in _KNOWN:
+            raise Unsupported(f"{name} is stored as {tensor.dtype}; supported: {', '.join(sorted(_KNOWN))}")
     return stored
 
 

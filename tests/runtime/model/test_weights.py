@@ -94,7 +94,12 @@ def test_missing_shard_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "index",
-    ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../elsewhere"}}'],
+    [
+        *("{", "[]", "{}", "[" * 100_000),
+        *('{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../elsewhere"}}'),
+        f'{{"weight_map": {{"a": "{"a" * 300}"}}}}',
+    ],
+    ids=lambda index: index[:40],
 )
 def test_broken_index_raises_bad_model(tmp_path, index):
     write(tmp_path / "model.safetensors", a=torch.ones(1))
@@ -119,7 +124,11 @@ VALID_FILE = header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (struct.pack("<Q", 1 << 40) + b"{}", "not a whole safetensors file"),
         (struct.pack("<Q", 2) + b"{x", "not a safetensors file"),
         (struct.pack("<Q", 2) + b"[]", "not a safetensors file"),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "not a safetensors file"),
         (header({"a": {"shape": [2]}}), "not a safetensors file"),
+        (header({"a": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}}) + bytes(8), "not a safetensors file"),
+        (header({"a": {"dtype": "F32", "shape": ["2"], "data_offsets": [0, 8]}}) + bytes(8), "not a safetensors file"),
+        (header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}) + bytes(8), "a ends before it starts"),
         (VALID_FILE[:-1], "is truncated or was changed"),
         (VALID_FILE + b"x", "is truncated or was changed"),
         (header({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 8]}}) + bytes(8), "cannot be read"),
