@@ -138,7 +138,7 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
     metadata = headers[0].metadata
     stored = {name: tensor for header in headers for name, tensor in header.tensors.items()}
     architecture = metadata.get("general.architecture")
-    if architecture not in _FAMILIES:
+    if not isinstance(architecture, str) or architecture not in _FAMILIES:
         raise Unsupported(f"general.architecture is {architecture!r}; supported: {', '.join(_FAMILIES)}")
     tensors = {_name(name): tensor for name, tensor in stored.items() if name != "rope_freqs.weight"}
     config: dict[str, Any] = {"model_type": _FAMILIES[architecture]}

@@ -6,6 +6,7 @@ SentencePiece ("llama"), whose merges follow from the scores of its pieces.
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import Any
 
 from banyan.runtime.errors import BadModel, Unsupported
@@ -54,11 +55,19 @@ def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
+def _list(metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
+    """A list of the tokenizer, [] if it is missing. All its items have one type. BadModel: that is not `kind`."""
+    found = _key(metadata, name, list) or []
+    if found and not isinstance(found[0], kind):
+        raise BadModel(f"tokenizer.ggml.{name} has {found[0]!r:.40}, which is no {kind.__name__.lower()}")
+    return found
+
+
 def _tokens(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
     """The tokens and their types."""
-    tokens: list[str] = _key(metadata, "tokens", list) or []
-    types = _key(metadata, "token_type", list) or [1] * len(tokens)
-    if not tokens or len(types) != len(tokens) or not isinstance(tokens[0], str):
+    tokens: list[str] = _list(metadata, "tokens", str)
+    types = _list(metadata, "token_type", Number) or [1] * len(tokens)
+    if not tokens or len(types) != len(tokens):
         raise BadModel(f"its metadata has {len(tokens)} tokens and {len(types)} token types")
     return tokens, types
 
@@ -106,7 +115,7 @@ def description(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _byte_level(metadata: dict[str, Any]) -> dict[str, Any]:
-    if (name := metadata.get("tokenizer.ggml.pre")) not in _SPLITS:
+    if (name := _key(metadata, "pre", str)) not in _SPLITS:
         raise Unsupported(f"tokenizer.ggml.pre is {name!r}; supported: {', '.join(sorted(_SPLITS))}")
     split = _SPLITS[name]
     first: dict[str, Any] = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
@@ -115,7 +124,7 @@ def _byte_level(metadata: dict[str, Any]) -> dict[str, Any]:
     to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     pieces = [*([first] if split else ()), to_bytes | {"use_regex": split in ("", "digits")}]
     tokens, _ = _tokens(metadata)
-    merges = _key(metadata, "merges", list) or []
+    merges = _list(metadata, "merges", str)
     return {
         "normalizer": {"type": "NFC"} if name == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": pieces},
@@ -131,7 +140,7 @@ def _byte_level(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def _sentencepiece(metadata: dict[str, Any]) -> dict[str, Any]:
     tokens, types = _tokens(metadata)
-    scores = _key(metadata, "scores", list) or []
+    scores = _list(metadata, "scores", Number)
     if len(scores) != len(tokens):
         raise BadModel(f"its metadata has {len(tokens)} tokens and {len(scores)} scores")
     pieces = {token: i for i, token in enumerate(tokens) if types[i] in (1, _USER_DEFINED)}

@@ -207,6 +207,8 @@ def test_metadata_that_cannot_be_run_is_named(tmp_path, metadata, error, message
 
 
 def test_unknown_architectures_and_formats_are_named(tmp_path):
+    with pytest.raises(Unsupported, match=r"general.architecture is \['llama'\]; supported"):
+        spec.read_spec(write(tmp_path / "list.gguf", {"general.architecture": ["llama"]}, architecture="llama"))
     with pytest.raises(Unsupported, match=r"m\.gguf: general.architecture is 'rwkv7'; supported: llama, qwen2, qwen3"):
         spec.read_spec(write(tmp_path / "m.gguf", {}, architecture="rwkv7"))
     data = torch.zeros(1, 66, dtype=torch.uint8).numpy()

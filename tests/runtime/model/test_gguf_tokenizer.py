@@ -132,6 +132,13 @@ def test_sentencepiece_equals_its_source(tmp_path, has_prefix):
         ({"tokenizer.ggml.token_type": [1]}, BadModel, "2 tokens and 1 token types"),
         ({"tokenizer.ggml.model": "llama"}, BadModel, "2 tokens and 0 scores"),
         ({"tokenizer.ggml.merges": "a b"}, BadModel, r"tokenizer\.ggml\.merges is 'a b', which is no list"),
+        ({"tokenizer.ggml.merges": [1]}, BadModel, r"tokenizer\.ggml\.merges has 1, which is no str"),
+        ({"tokenizer.ggml.pre": ["gpt-2"]}, BadModel, r"tokenizer\.ggml\.pre is \['gpt-2'\], which is no str"),
+        (
+            {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": ["x", "y"]},
+            BadModel,
+            r"tokenizer\.ggml\.scores has 'x', which is no number",
+        ),
     ],
 )
 def test_tokenizer_that_cannot_be_used_is_named(metadata, error, message):
