@@ -98,7 +98,7 @@ def parse(config: Mapping[str, Any]) -> Quantisation | None:
     method = found.get("quant_method")
     if method is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
         method = "bitsandbytes"  # older versions do not name themselves
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise Unsupported(f"quantization_config: quant_method {method!r} is not supported; supported: "
                           f"{', '.join(_METHODS)}; {_INSTEAD}")  # fmt: skip
     return _METHODS[method](found)

@@ -241,6 +241,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
     [
         ({"quant_method": "hqq"}, Unsupported, "'hqq' is not supported; supported: gptq, awq, compressed-tensors, fp8"),
         ({"bits": 4}, Unsupported, "quant_method None is not supported"),
+        ({"quant_method": ["gptq"]}, Unsupported, r"quant_method \['gptq'\] is not supported"),
         ("gptq", BadModel, "'gptq', but must be an object"),
         (GPTQ | {"bits": 3}, Unsupported, "bits is 3; supported: 4, 8"),
         (GPTQ | {"bits": True}, Unsupported, "bits is True"),
