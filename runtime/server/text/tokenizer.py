@@ -62,15 +62,22 @@ class Files(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, directory: Path) -> Files:
+        """BadModel: a file cannot be read, or the chat template is not text."""
         tokenizer = _json(directory / "tokenizer_config.json")
         tokenizer = _json(directory / "special_tokens_map.json") | tokenizer
         template: Any = tokenizer.get("chat_template")
         if isinstance(template, list):  # several named templates
-            template = {t["name"]: t["template"] for t in template}.get("default")
+            defaults = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
+            template = defaults[0].get("template") if defaults else None
         if (file := directory / "chat_template.jinja").is_file():
-            template = file.read_text(encoding="utf-8")
+            try:
+                template = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as e:
+                raise BadModel(f"{file} is not UTF-8: {e}") from e
         if template is None:  # transformers' processors used to keep it there
             template = _json(directory / "chat_template.json").get("chat_template")
+        if not isinstance(template, str | None):
+            raise BadModel(f"the chat template in {directory} is {template!r:.80}, which is not text")
         config = _json(directory / "config.json")
         return cls(config, _json(directory / "generation_config.json"), tokenizer, template)
 
@@ -90,7 +97,7 @@ def _json(file: Path) -> dict[str, Any]:
         value = msgspec.json.decode(read_bytes(file))
     except FileNotFoundError:
         return {}
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise BadModel(f"{file} is not JSON: {e}") from e
     if not isinstance(value, dict):
         raise BadModel(f"{file} must contain a JSON object")

@@ -193,12 +193,33 @@ def test_special_tokens_are_read_by_name(tmp_path: Path) -> None:
     assert Files.read(tmp_path).special_tokens == {"bos_token": "<a>", "eos_token": "<b>"}
 
 
-@pytest.mark.parametrize(("name", "text"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "nonsense")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "nonsense"),
+        ("tokenizer_config.json", "[" * 100_000),
+        ("chat_template.jinja", "\udcff"),
+    ],
+    ids=lambda text: text[:30].encode(errors="backslashreplace").decode(),
+)
 def test_broken_file_is_named_in_the_error(words_dir: Path, tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes((words_dir / "tokenizer.json").read_bytes())
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, errors="surrogateescape")
     with pytest.raises(BadModel, match=name):
         Tokenizer(tmp_path, Files.read(tmp_path))
+
+
+@pytest.mark.parametrize("template", ["3", '{"default": "x"}', '[{"name": "default", "template": 3}]'])
+def test_chat_template_that_is_not_text_is_refused(tmp_path: Path, template: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"chat_template": {template}}}')
+    with pytest.raises(BadModel, match=r"chat template in .* which is not text"):
+        Files.read(tmp_path)
+
+
+def test_named_chat_templates_without_a_default_are_none(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": ["x", {"name": "other", "template": "y"}, {}]}')
+    assert Files.read(tmp_path).template is None
 
 
 def test_missing_tokenizer_is_refused(tmp_path: Path) -> None:
