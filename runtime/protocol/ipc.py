@@ -47,10 +47,13 @@ def address(path: Path) -> str:
 
 def private_directory(path: Path) -> None:
     """Create `path` and its missing parents with mode 0700, or check that `path` has this mode. ConfigError: others can
-    access it."""
-    for folder in (*reversed(path.parents), path):  # `parents=True` would give the parents the usual mode
-        folder.mkdir(mode=0o700, exist_ok=True)
-    status = path.stat()
+    access it, or it cannot be created."""
+    try:
+        for folder in (*reversed(path.parents), path):  # `parents=True` would give the parents the usual mode
+            folder.mkdir(mode=0o700, exist_ok=True)
+        status = path.stat()
+    except OSError as e:
+        raise ConfigError(f"the directory {path} cannot be created: {e.strerror}") from e
     if status.st_uid != os.getuid():
         raise ConfigError(f"{path} belongs to user {status.st_uid}; put the socket in a directory of your own")
     if stat.S_IMODE(status.st_mode) & 0o077:

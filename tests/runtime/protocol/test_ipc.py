@@ -62,6 +62,13 @@ def test_directory_open_to_others_is_refused(tmp_path: Path, context: Context, m
         ipc.listen(context, tmp_path / "s", 1 << 16)
 
 
+def test_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "keys"):
+        with pytest.raises(ConfigError, match=f"{path} cannot be created: File exists"):
+            ipc.private_directory(path)
+
+
 def test_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ConfigError, match="belongs to user"):
