@@ -95,7 +95,7 @@ def _headers(kind: str, token: str) -> dict[str, str]:
 
 
 def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
-    """A connection for `url`, which the first request opens. ConnectFailed: the URL has an invalid port."""
+    """A connection for `url`, which the first request opens. ConnectFailed: the URL is not valid."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -111,9 +111,9 @@ class _Session:
 
     def __init__(self, url: str, token: str, timeout: float) -> None:
         self._url = url
+        self._posts, self._stream = _connection(url, _POST_SECONDS), _connection(url, timeout)
         self._path = f"{urlsplit(url).path}{PATH}"
         self._headers = _headers(KIND, token)
-        self._posts, self._stream = _connection(url, _POST_SECONDS), _connection(url, timeout)
         self._is_posting = False  # whether messages other than Pings are being posted
         try:
             self._response = self._begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from banyan.runtime import config
 from banyan.runtime.client import client
 from banyan.runtime.client.http_transport import NotBanyan
+from banyan.runtime.errors import ConnectFailed
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.protocol.decoders import decode_client
 from banyan.runtime.protocol.http_frames import KIND, PATH, SESSION, pack, unpack
@@ -50,6 +52,12 @@ def test_a_url_gets_the_api_key_and_not_the_token_of_a_socket(
     with pytest.raises(NotBanyan):
         client.connect(url)
     assert set(found) == {sent}
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:port"])
+def test_a_url_that_is_not_valid_is_named(url: str) -> None:
+    with pytest.raises(ConnectFailed, match=re.escape(url)):
+        client.connect(url)
 
 
 class SlowServer(ThreadingHTTPServer):
