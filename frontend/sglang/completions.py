@@ -95,6 +95,8 @@ def complete(
         raise BadProgram(
             f"there are {len(each)} sampling parameters for {len(prompts)} prompts; give one for all, or one for each"
         )
+    if wrong := [one for one in each if not isinstance(one, Mapping | None)]:
+        raise BadProgram(f"sampling_params has {wrong[0]!r:.80}; give a dict of sampling parameters")
     given = {name: value for name, value in options.items() if value is not None}
     running = [start(backend, text, {**(one or {}), **given}) for text, one in zip(prompts, each, strict=True)]
     found = [result for state in running for result in results(state)]

@@ -92,6 +92,8 @@ def test_stream_refuses_what_it_would_lose(prompt: Any, params: Any, options: di
     [
         ([1, 2], {}, bn.BadProgram, "a prompt is text"),
         (["a"], [{}, {}], bn.BadProgram, "2 sampling parameters"),
+        ("a", 0.7, bn.BadProgram, "sampling_params has 0.7; give a dict"),
+        (["a"], ["x"], bn.BadProgram, "sampling_params has 'x'; give a dict"),
         ("a", {"max_token": 3}, bn.BadProgram, "max_token"),
         ("a", {"ebnf": "x"}, bn.Unsupported, "Lark"),
         ("a", {"skip_special_tokens": False}, bn.Unsupported, "skip_special_tokens=False"),
