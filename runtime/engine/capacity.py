@@ -112,11 +112,11 @@ def size(
     from banyan.runtime.model.size import weight_size
 
     config = configs.make(model=model, context=None if context is None else _count(context), **options)
-    if concurrent < 1:
-        raise ConfigError(f"concurrent is {concurrent}; it must be at least 1")
+    if not isinstance(concurrent, int) or concurrent < 1:
+        raise ConfigError(f"concurrent is {concurrent!r}; it must be an int of at least 1")
     hardware = probe(config.device != "cpu", config.tp)
     if memory is not None:
-        n = configs.parse_bytes(memory) if isinstance(memory, str) else memory
+        n = configs.parse_bytes(str(memory))
         gpu = hardware.gpu or ("a GPU" if config.device == "cuda" else None)
         hardware = Hardware(hardware.n_cores, n, gpu, n)
     path = specs.resolve(model)
@@ -185,10 +185,8 @@ def _formula(spec: ModelSpec, config: Config, kv_bytes: int) -> str:
 
 def _count(text: str | int) -> int:
     """'32k' -> 32768, '1.5k' -> 1536, 4096 -> 4096."""
-    if isinstance(text, int):
-        return text
-    number, is_thousands = text.strip().lower().removesuffix("k"), text.strip().lower().endswith("k")
+    spelled = str(text).strip().lower()
     try:
-        return round(float(number) * (1024 if is_thousands else 1))
+        return round(float(spelled.removesuffix("k")) * (1024 if spelled.endswith("k") else 1))
     except (ValueError, OverflowError) as e:
         raise ConfigError(f"cannot read {text!r} as a number of tokens; write it like 4096 or 32k") from e

@@ -122,8 +122,12 @@ def test_contexts_are_read(text: str | int, tokens: int) -> None:
     [
         ({"context": "long"}, "cannot read 'long'"),
         ({"context": "32k"}, "supports at most 2048"),
+        ({"context": [1]}, r"cannot read \[1\]"),
         ({"memory": "much"}, "cannot read 'much'"),
+        ({"memory": -1}, "cannot read '-1'"),
+        ({"memory": float("nan")}, "cannot read 'nan'"),
         ({"concurrent": 0}, "at least 1"),
+        ({"concurrent": "4"}, "at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
