@@ -7,7 +7,7 @@ A user's own method decides in the client process. Meanwhile the state waits on 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -86,7 +86,7 @@ def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | 
 
 def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
     """The choices as a tuple. BadProgram: there are none, or one is empty or not a string."""
-    if choices is None or isinstance(choices, str) or not (found := tuple(choices)):
+    if isinstance(choices, str) or not isinstance(choices, Iterable) or not (found := tuple(choices)):
         raise BadProgram(f"choices must be a list of strings with at least one in it, not {shown(choices)}")
     for choice in found:
         if not isinstance(choice, str) or not choice:

@@ -30,6 +30,7 @@ def test_unknown_method_is_unsupported(method: Any) -> None:
     ("choices", "match"),
     [
         (None, "list of strings"),
+        (2, "list of strings"),
         ([], "at least one"),
         ("yes", "list of strings"),
         (["a", ""], "non-empty"),
