@@ -27,16 +27,15 @@ from banyan.runtime.server.engine_link.roll import WeightsRoll
 class EngineChanges:
     """Makes all changes of a server's engines, except the replacement of engines that die.
 
-    roll   the change of weights that goes on; None: there is none
+    roll   the change of weights in progress; None: there is none
 
     directory: the model's directory. ray: starts engines on a Ray cluster; None: engines are started here, or join by
     themselves. start: starts an engine in place of a replica's present one. counts: `Goodput.counts`. n_on: returns how
-    many programs run on weights with a fingerprint. on_sockets: called when a process was added or ended. find_weights:
-    returns the directory of a model that can replace the present one, or raises. on_weights: called with the model's
-    directory when all engines have the new weights. use_weights: makes the weights of a ready engine those of programs
-    that begin now.
-    offload(work, then): runs `work` on a thread, and then `then` on the loop, with its result or exception. log:
-    log(level, line) prints a line.
+    many programs run on weights with a given fingerprint. on_sockets: called when a process was added or ended.
+    find_weights: returns the directory of a model that can replace the present one, or raises. on_weights: called with
+    the model's directory when all engines have the new weights. use_weights: makes the weights of a ready engine those
+    of programs that begin now. offload(work, then): runs `work` on a thread, and then `then` on the loop, with its
+    result or exception. log: log(level, line) prints a line.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class EngineChanges:
             self._scaler.started(time.monotonic() - replica.began)
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        """End an engine for good. If no other one takes programs, one that is drained stays."""
+        """End an engine for good. A drained engine stays if no other engine with its weights takes programs."""
         self._log("info", f"engine {replica.name} is gone")
         others = [one for one in self._replicas if one is not replica]
         for one in others:
@@ -121,7 +120,7 @@ class EngineChanges:
         self._on_sockets()
 
     def go_on(self) -> None:
-        """Do what can be done now. Called whenever something may have changed."""
+        """Remove drained engines, and continue a change of weights. Called whenever something may have changed."""
         self._end_drained()
         if self.roll is not None:
             self.roll.go_on()
@@ -212,7 +211,7 @@ class EngineChanges:
             else:
                 # An engine that takes prompts only has no requests of its own, however useful it is.
                 least = min(takers, key=lambda one: (one.route.is_prefill, one.route.n_running))
-                self._log("info", f"engine {least.name} was of no use; it ends")
+                self._log("info", f"engine {least.name} is not needed; draining it")
                 self._replicas.drain(least.name, then)
                 self._end_drained()
         except BanyanError as e:

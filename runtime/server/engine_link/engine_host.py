@@ -63,9 +63,9 @@ class JoinedServer:
     number    of the connection; see SharedEngine
     sockets   the connection; None: there is none at the moment
     config    the options with which it uses the engine; None: it does not use it now
-    refusal   (pid of an engine, why this server cannot use it): found only after it had begun to
-    deadline  if it does not use the engine: when it must have asked for one; without a connection, when the host tries
-              to connect again
+    refusal   (pid of an engine, why this server cannot share it), if that was found after it had begun to use it
+    deadline  with a connection, but no engine: until when the server may ask for an engine; without a connection: when
+              the host connects again
     """
 
     def __init__(self, address: str, key: str) -> None:
@@ -200,7 +200,7 @@ class EngineHost:
             raise _Broken(f"the server at {server.address} does not answer; is {server.key} its key?")
 
     def _check(self, server: JoinedServer, monitor: zmq.Socket[bytes]) -> None:
-        """Raise the error that an event of the connection stands for, if it is one."""
+        """Read an event of the connection, which has failed, and raise the error for it."""
         event = parse_monitor_message(monitor.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             key = self._keys[0].decode()
@@ -211,7 +211,7 @@ class EngineHost:
         raise _Broken(f"the connection to {server.address} broke{hint}")
 
     def _lose(self, server: JoinedServer, why: str) -> None:
-        """The connection to a server broke. Try to join it again later."""
+        """Close a broken connection to a server, and join it again later."""
         if why != server.said:
             self._log(f"{why}; trying every {RETRY:g} s")
         server.said = why
@@ -219,19 +219,19 @@ class EngineHost:
         server.deadline = time.monotonic() + RETRY
 
     def _leave(self, server: JoinedServer) -> None:
-        """Belong to a server no more."""
+        """Close the connection to a server for good."""
         self._servers.remove(server)
         self._disconnect(server)
 
     def _disconnect(self, server: JoinedServer) -> None:
         self._release(server)
-        server.refusal = (-1, "")  # who comes back may be another server
+        server.refusal = (-1, "")  # another server may listen there the next time
         server.close()
         if not self._users:
             self._end_engine()
 
     def _release(self, server: JoinedServer) -> None:
-        """The server uses the engine no more: end what it has there. Idempotent."""
+        """End what a server has in the engine, which it does not use any more. Idempotent."""
         was_user = server.config is not None
         server.config, server.deadline = None, time.monotonic() + CONNECT
         if was_user and self._shared is not None:
@@ -279,7 +279,7 @@ class EngineHost:
         except NotShared as e:
             assert self._engine is not None
             server.refusal = self._engine.pid, str(e)
-            self._refuse(server, str(e), is_blameless=True)  # its requests did nothing
+            self._refuse(server, str(e), is_blameless=True)  # not the fault of its requests
 
     def _command_engine(self, commands: Iterable[bytes]) -> None:
         for data in commands:
@@ -313,7 +313,7 @@ class EngineHost:
     def _use_engine(self, server: JoinedServer, config: Config, engine: EngineProcess, shared: SharedEngine) -> None:
         """Let a server use the present engine."""
         pid, why = server.refusal
-        if pid == engine.pid:  # before Ready: else each start would count as one that succeeded
+        if pid == engine.pid:  # refuse before Ready is sent, or the start would count as a success
             self._refuse(server, why)
             return
         for option in configs.OF_ENGINES:
@@ -406,7 +406,7 @@ def main(argv: list[str]) -> int:
     the parent has ended, and 1 if the server cannot use the host."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.engine_link.engine_host")
     parser.add_argument("--options", required=True, help="HostOptions as JSON")
-    parser.add_argument("--key", required=True, type=Path, help="the file with its secret key")
+    parser.add_argument("--key", required=True, type=Path, help="the file with the host's secret key")
     parser.add_argument("--alive-fd", type=int, required=True, help="end at EOF of this file descriptor")
     args = parser.parse_args(argv)
     options = msgspec.json.decode(args.options, type=HostOptions)

@@ -30,9 +30,9 @@ OVERDUE_FACTOR = 8.0
 MIN_REST = 2.0
 """... but not before this many seconds."""
 MEMORY = 64
-"""An estimate covers roughly this number of last rests of a name: each new rest lowers the weight of the older ones."""
+"""An estimate covers roughly this many of the latest rests of a name: each new rest lowers the weight of older ones."""
 LINKS = 1000
-"""How many states above a dropped one are looked at in one step."""
+"""How many ancestors of a dropped state are looked at in one step."""
 MAX_NAMES, MAX_NAMESPACES = 1024, 64
 """The most names with an estimate in a namespace, and the most namespaces. Beyond that, the least recently used are
 forgotten."""
@@ -46,7 +46,7 @@ class _RestEstimate:
     __slots__ = ("_numbers",)
 
     def __init__(self) -> None:
-        self._numbers = array("d", (1.0, 0.0, 0.0))  # see LoopTimes; seconds, how many continued, how many ended
+        self._numbers = array("d", (1.0, 0.0, 0.0))  # seconds, how many continued, how many ended; array: see LoopTimes
 
     @property
     def seconds(self) -> float:
@@ -120,12 +120,12 @@ class KVHintSender:
         self._max_overdue = 1024  # size at which stale entries are removed
         self._estimates: OrderedDict[bytes, OrderedDict[tuple[str, str], _RestEstimate]] = OrderedDict()  # by namespace
         self._n_holds = 0
-        self._steps = array("d", (0.05, 0.0))  # see LoopTimes; seconds of a step, when the last one was
+        self._steps = array("d", (0.05, 0.0))  # seconds of a step, time of the last one; array: see LoopTimes
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def started(self, run: wire.Run) -> None:
-        """Called when a request starts."""
+        """Record that a request has started, so its state does not rest."""
         state = self._state(run.order[0], run.order[1])
         state.n_running += 1
         if state.rest_started:
@@ -139,7 +139,7 @@ class KVHintSender:
             state.namespace = run.namespace  # each adapter has its own
 
     def ended(self, run: wire.Run, output: bytearray) -> None:
-        """Called when a request has ended, for any reason, with `output` (int32 ids)."""
+        """Record that a request has ended, for any reason, with `output` (int32 ids)."""
         state = self._find(run.order)
         if state is None:
             return
@@ -151,8 +151,9 @@ class KVHintSender:
             self._newly_resting[run.order[0], run.order[1]] = None
 
     def settle(self) -> Iterator[None]:
-        """Called when an engine step was handled and the requests that follow from it have started: all other states
-        rest now. A generator; each of its steps handles one state."""
+        """Start the rest of each state that has no running request left, end overdue rests, and continue evictions.
+        Called after an engine step was handled and the requests that follow from it have started. A generator; each of
+        its steps handles one state."""
         now = self.clock()
         steps = self._steps
         if 0.0 < now - steps[1] < 1.0:
@@ -202,16 +203,16 @@ class KVHintSender:
     # ---- programs --------------------------------------------------------------------------------------------------
 
     def begin(self, serial: int, name: str, namespace: bytes = b"") -> None:
-        """Called when a program starts."""
+        """Record the name and namespace of a program that starts."""
         self._names[serial] = name[:MAX_NAME], namespace
 
     def calls(self, serial: int, number: int, names: tuple[str, ...]) -> None:
-        """Called when a state waits for these tools."""
+        """Record that a state waits for the results of these tools."""
         if state := self._find((serial, number)):
             state.tools = tuple({name[:MAX_NAME] for name in names})
 
     def keep(self, serial: int, op: wire.CacheHint, ids: bytes) -> None:
-        """Take a hint that the program gives. ids: the tokens of the state, int32; b"": those of its last
+        """Apply a hint that the program gives. ids: the tokens of the state, int32; b"": those of its last
         generation."""
         state = self._state(serial, op.state)
         if state.is_dropped:
@@ -244,7 +245,7 @@ class KVHintSender:
         source.prompt = source.output = b""
 
     def drop(self, serial: int, number: int) -> None:
-        """Called when a state will not continue."""
+        """Release the holds of a state that will not continue, and have its KV evicted."""
         state = self._find((serial, number))
         if state is None or state.is_dropped:
             return
@@ -254,8 +255,8 @@ class KVHintSender:
         self._evict(state)
 
     def _evict(self, state: _StateKV) -> None:
-        """Have the KV of a dropped state evicted, and the KV of the states above it whose last branch it was: LINKS of
-        these states now, and the others after the engine's next step."""
+        """Have the KV of a dropped state evicted once it has no branches left, and then the KV of its dropped ancestors
+        in the same way: at most LINKS states now, the others after the engine's next step."""
         at: _StateKV | None = state
         for _ in range(LINKS):
             if at is None or not at.is_dropped or at.n_branches:
@@ -269,7 +270,8 @@ class KVHintSender:
             self._unfinished.append(at)
 
     def end(self, serial: int) -> Iterator[None]:
-        """Called when a program has ended. Its pins stay. A generator; each of its steps handles one state."""
+        """Forget a program that has ended, and release its holds, except pins. A generator; each of its steps handles
+        one state."""
         self._names.pop(serial, None)
         states = self._programs.pop(serial, {})
         while states:

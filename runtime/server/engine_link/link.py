@@ -29,15 +29,15 @@ from banyan.runtime.server.engine_link.recovery import Death, cause, is_stopped,
 LOADING = 1800.0
 """The most seconds that an engine may take to load its model."""
 NO_PROCESS = (OSError, zmq.ZMQError)
-"""What is raised if no process can be started now: there are too many of them, too many open files, or no memory."""
+"""The errors raised if no process can be started now: too many processes or open files, or too little memory."""
 SLOWER = 20
 """An engine counts as hung if it has been silent for SLOWER times the longest step measured at its start, and also for
 `engine_timeout` seconds."""
 LAST_REPORT = 0.5
-"""Seconds within which the last report of an engine that failed arrives."""
+"""Seconds to wait for the last report of an engine that has failed."""
 ENDING = 0.05
-"""Seconds for which the loop waits for the end of an engine in whose place another starts. One that has died needs
-none. Another may take seconds; the next one starts after it, since it needs the memory."""
+"""Seconds for which the loop waits until an engine that is being replaced has ended. A dead engine needs none. A live
+one may need seconds; its successor starts after that, because it needs the memory."""
 STOPPED = 2
 """Heartbeats without an answer after which an engine that was stopped by a signal (SIGSTOP) is killed."""
 
@@ -129,7 +129,7 @@ class EngineConnection:
     """
 
     is_gone = False
-    model = ""  # the model that the engine loads in place of the configuration's
+    model = ""  # the model that the engine loads; "": the configuration's
     host = ""
     pid = -1
     socket: zmq.Socket[bytes] | None = None
@@ -167,9 +167,9 @@ class EngineConnection:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start, or wait for, an engine in place of the one that has died. Raises one of NO_PROCESS if no process can
-        be started now: then there is none until a later call succeeds, and commands wait for that one. The same holds
-        if the one before has not ended yet, but nothing is raised."""
+        """Start an engine in place of the one that has died, or wait for one. Raises one of NO_PROCESS if no process
+        can be started now. No engine is started either if the previous process has not ended yet, but then nothing is
+        raised. In both cases, requests and questions are queued until a later call succeeds."""
         raise NotImplementedError
 
     def death(self) -> Death:
@@ -289,7 +289,7 @@ class EngineLink(EngineConnection):
         """path: the server's own socket."""
         self._context, self._config, self._path, self._command = context, config, path, command
         self._process = EngineProcess(context, config, path, command)
-        self._ending: threading.Thread | None = None  # ends the process before
+        self._ending: threading.Thread | None = None  # ends the previous process
         super().__init__(config.engine_timeout)
         self._adopt()
 
@@ -301,7 +301,7 @@ class EngineLink(EngineConnection):
         self._config = later_config(self._config, self.ready if self._config.replicas > 1 else None)
         if self.model:
             self._config = msgspec.structs.replace(self._config, model=self.model)
-        if self.life >= 0:  # otherwise this is another try: what is queued is for this engine
+        if self.life >= 0:  # otherwise this is another try, and the queued commands are for this engine
             self._ending = threading.Thread(target=self._process.close)
             self._ending.start()
             self.socket, self.life, self.pid = None, -1, -1

@@ -16,7 +16,7 @@ from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.protocol import wire
 
 AT_ONCE = 4
-"""Most pulls from one engine at the same time; others wait until one has ended."""
+"""The most pulls that run from one engine at the same time; further ones are queued."""
 LEAST = 5.0
 """A pull is given up after no less than this many seconds: on a busy machine even a small pull may take long, and the
 death of an engine is noticed at once."""
@@ -37,10 +37,10 @@ class PendingPull:
 
     run          the request whose prompt begins with the prefix
     first, end   the tokens of the prefix to move
-    seconds      the time that was planned for the pull; until: when it is given up
+    seconds      the time limit that the caller gave; until: when the pull is given up
     compute      whether the source computes the tokens first
-    waiting      rid -> what to call when the pull is over, however it ended
-    then         the same for callers that are not requests
+    waiting      id of a waiting request -> callback for the end of the pull, whether it succeeded or not
+    then         callbacks of other callers
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Pulls:
         return pull
 
     def _send_next(self) -> None:
-        """Begin the pulls that wait, in order."""
+        """Begin the queued pulls that may begin now, in order."""
         for pull in list(self._queue):
             if self._may_begin(pull):
                 self._queue.remove(pull)
@@ -116,19 +116,19 @@ class Pulls:
         )
 
     def serving(self, run: wire.Run, target: PullEnd) -> PendingPull | None:
-        """The latest of the pulls that bring a part of a request's prompt to an engine, which ends after all others;
-        None: there is none."""
+        """The latest pull that brings a part of a request's prompt to an engine. It ends after the earlier ones. None:
+        there is none."""
         found = (pull for pull in reversed(self._pending.values()) if pull.target is target and pull.serves(run))
         return next(found, None)
 
     def leave(self, pull: PendingPull, rid: int) -> None:
-        """Called when a request no longer waits. If nobody else waits for a prompt, it is not computed."""
+        """Stop the wait of a request. A pull whose prompt the source computes ends if no other request waits for it."""
         pull.waiting.pop(rid, None)
         if pull.compute and not pull.waiting and pull.number in self._pending:
             self._end(pull)
 
     def exported(self, report: wire.Exported) -> None:
-        """Called when the source has made a copy, or reports that it cannot."""
+        """Handle the source's report: have the target pull the exported pages. If there are none, the pull fails."""
         if (pull := self._pending.get(report.pull)) is None:
             return
         if not report.n_tokens:
@@ -141,7 +141,7 @@ class Pulls:
         pull.target.send(order)
 
     def pulled(self, report: wire.Pulled) -> None:
-        """Called when the target has the prefix, or has failed to take it over."""
+        """Handle the target's report: end the pull, and learn from its times. It fails if nothing was taken over."""
         if (pull := self._pending.get(report.pull)) is None:
             return
         if not report.n_tokens:
@@ -182,8 +182,8 @@ class Pulls:
         self._send_next()
 
     def lost(self, route: PullEnd) -> None:
-        """Called when an engine has died or left. The callbacks of requests that wait for a pull to it are not called:
-        the caller places these requests again."""
+        """End all pulls from and to an engine that has died or left. Requests that wait for a pull to it get no
+        callback: the caller places them again."""
         for pull in list(self._pending.values()):
             if route in (pull.source, pull.target):
                 self._n_failed += 1

@@ -19,11 +19,11 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 Client = bytes
 
 MAX_OPEN = 256
-"""The most unanswered questions of one client. Those that the server itself asks have no limit: it asks one for each
-adapter that an engine loads again, and nobody receives a refusal."""
+"""The most unanswered questions of one client. The server's own questions have no limit: it asks one for each adapter
+that an engine loads again, and nobody would receive a refusal."""
 
 OURSELVES = b""
-"""The name of the asking client when the server itself asks the engines for counters."""
+"""Stands for the client in questions that the server itself asks."""
 
 
 class _OpenQuestion:
@@ -41,10 +41,10 @@ class Questions:
     engines: all engines. send: sends a message to a client. stats: returns what the server adds to the counters of the
     engines. info: returns the server's own data, given whether an operator asks. programs: makes an overview of the
     programs, step by step. check: describes a violated invariant of the server, or returns "". on_counters: gets the
-    counters that the server itself asked for. change(ask, then): adds or drains an engine, and calls `then` with "" or
-    an error. offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with
-    its result or exception. adapters: the adapters that clients have loaded. refuse(engine, why): ends an engine that
-    cannot do what the others do. log: prints a line.
+    counters that the server itself asked for. change(ask, then): adds or drains an engine, or changes the weights, and
+    calls `then` with "" or an error. offload(client, n, work, then): runs `work` on a thread if `n` is large, and then
+    `then` on the loop, with its result or exception. adapters: the adapters that clients have loaded. refuse(engine,
+    why): ends an engine that cannot do what the others do. log: prints a line.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Questions:
         self._open: dict[int, _OpenQuestion] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
-        self._unnamed: set[bytes] = set()  # adapters to unload when no load is open: it may give one of them a name
+        self._unnamed: set[bytes] = set()  # adapters to unload once no load is open: a load may name one of them
 
     def ask(self, client: Client, ask: wire.Ask) -> Iterable[None]:
         """Handle a client's question. Returns the remaining steps."""
@@ -84,7 +84,7 @@ class Questions:
             return ()
         refusal, to_engine = "", ask
         if not tenant.is_operator:
-            refusal = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
+            refusal = f"{ask.what!r} concerns all tenants, and {tenant.name!r} is not an operator; see docs/security.md"
         elif client != OURSELVES and self._n_open[client] >= MAX_OPEN:
             refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"
         if refusal:
@@ -144,7 +144,7 @@ class Questions:
 
     @property
     def _loads(self) -> bool:
-        """Whether an engine loads an adapter now."""
+        """Whether an engine is loading an adapter."""
         return any(question.ask.what == "load_adapter" for question in self._open.values())
 
     def _unload_unnamed(self, dead: str = "") -> None:
@@ -178,7 +178,7 @@ class Questions:
             before = self._adapters.digest(ask.name) if ask.name in self._adapters else b""
             digests = {one: bytes.fromhex(msgspec.json.decode(its.body)) for one, its in answers.items() if its.ok}
             ok, body = self._loaded(client, ask, answer, name, digests)
-            self._unnamed |= set(digests.values())  # it may have got no name
+            self._unnamed |= set(digests.values())  # those that got a name are kept
             if ok and self._adapters.digest(ask.name) != before:  # other engines died meanwhile, or loaded older files
                 for engine in self._engines:
                     if engine.name not in answers:
@@ -215,8 +215,9 @@ class Questions:
     def _loaded(
         self, client: Client, ask: wire.Ask, answer: wire.Answer, name: str, digests: Mapping[str, bytes]
     ) -> tuple[bool, bytes]:
-        """Give the name to an adapter that the engines have loaded. answer, name: of an engine that could not load it,
-        or of the first. digests: name of an engine -> what it has loaded. Returns the answer."""
+        """Give the name to an adapter that the engines have loaded. answer, name: the answer and the name of an engine
+        that could not load it, else of the first engine. digests: name of an engine -> digest of what it has loaded.
+        Returns `ok` and `body` of the answer to the client."""
         if client == OURSELVES:
             if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
                 return False, b""
@@ -242,8 +243,8 @@ class Questions:
         return answer.ok, answer.body
 
     def _odd_one(self, name: str, adapter: str) -> ReplicaProcess | None:
-        """The engine with this name, if its files are its own, since it is on another machine, and another engine that
-        could take its programs has the adapter."""
+        """The engine with this name, if the server can do without it: it is on another machine, so its files may
+        differ, and another engine that could take its programs has the adapter. Else None."""
         asks = [question for question in self._open.values() if question.ask.what == "load_adapter"]
         loading = {engine for question in asks if question.ask.name == adapter for engine in question.waiting}
         odd = next(one for one in self._engines if one.name == name)
@@ -256,10 +257,10 @@ class Questions:
         self._send(client, wire.Answer(id=ask.id, ok=found is body, body=found))
 
     def fail(self, name: str, why: str) -> None:
-        """Called when an engine has died or is replaced. Answer the questions that no other engine will answer with an
-        EngineLost(`why`)."""
+        """Stop waiting for the answers of an engine that has died or is replaced. Questions that no other engine
+        answers fail with EngineLost(`why`)."""
         for number, question in list(self._open.items()):
-            question.answers.pop(name, None)  # it has gone with the engine, and another one may take the name
+            question.answers.pop(name, None)  # not true any more, and another engine may take the name
             if name not in question.waiting:
                 continue
             question.waiting.remove(name)

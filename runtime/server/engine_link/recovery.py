@@ -103,8 +103,8 @@ class Trials(Generic[S]):
         self._send(request, is_trial)
 
     def has_passed(self, request: S) -> bool:
-        """Called when the engine has finished `request`. Returns whether that was only its trial, so that the request
-        must continue."""
+        """Whether a request that the engine has finished was on trial, so that it must continue. Then its trial ends,
+        and the request waits."""
         if request is not self._on_trial:
             return False
         request.is_given = False

@@ -28,9 +28,9 @@ MAX_REPORT = 1 << 28
 """The most bytes of a report."""
 LOST = Death("its connection broke", is_blameless=True)
 MAX_KILLS = 30
-"""A host counts as gone if it has not obeyed a command for this many heartbeats."""
+"""A host is given up if its engine still lives after this many commands to end it."""
 _BATCH = 256  # most messages taken in one round of the server's loop
-_LOG_SECONDS = 60.0  # seconds; an unknown key is logged at most once in this time
+_LOG_SECONDS = 60.0  # refused keys are logged at most once in this time
 
 
 class RemoteLink(EngineConnection):
@@ -88,7 +88,7 @@ class RemoteLink(EngineConnection):
                 self._end(Death(end.how, end.is_blameless, frozenset(end.rids)))
 
     def lost(self, why: str = "") -> None:
-        """Called when the host is gone. why: what it did wrong."""
+        """Mark the host as gone, and its engine as dead. why: what the host did wrong."""
         if not self.is_gone:
             self.is_gone = True
             self._end(LOST._replace(how=why) if why else LOST)
@@ -273,7 +273,7 @@ class EngineHosts:
 def _hello(frames: list[bytes]) -> wire.HostHello:
     hello = decoders.decode_host_report(frames[-1]) if len(frames) == 2 else None
     if not isinstance(hello, wire.HostHello):
-        raise ConnectFailed("the first message of a host is HostHello")
+        raise ConnectFailed("the first message of a host must be HostHello")
     if hello.version != wire.VERSION:
         raise ConnectFailed(
             f"the server speaks version {wire.VERSION} of the protocol, the engine's host {hello.version}; install the "

@@ -57,7 +57,7 @@ class Replicas:
 
     start: start(name, is_first) starts an engine on this machine. is_first: True for the engines that start with the
     server, False for those added later. n: number of engines to start now. late: the connection for an engine that will
-    join from another machine. call_soon: makes a call on the loop, from any thread.
+    join from another machine; None: there is none. call_soon: makes a call on the loop, from any thread.
     """
 
     def __init__(
@@ -182,5 +182,5 @@ class Replicas:
 
     @property
     def n_starts(self) -> int:
-        """Engines that were started."""
+        """How many engines were started."""
         return self._n_starts_before + sum(replica.link.n_starts for replica in self._replicas)

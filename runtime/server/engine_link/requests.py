@@ -72,7 +72,7 @@ class RequestOwner(Protocol):
         """Count `n` tokens that the request with this `order` got."""
 
     def crashed(self, error: Exception) -> None:
-        """End the program with `error`: it cannot continue, or the server itself failed."""
+        """End the program with `error`, because it cannot continue or the server itself failed."""
 
 
 def internal_error(error: Exception) -> ProgramError:
@@ -82,7 +82,7 @@ def internal_error(error: Exception) -> ProgramError:
 
 
 def _without_texts(sampling: wire.Sampling) -> wire.Sampling:
-    """The engine has no use for stop strings: it works on ids."""
+    """The parameters without stop strings and patterns: the engine works on ids only."""
     if not (sampling.stop or sampling.stop_regex):
         return sampling
     return msgspec.structs.replace(sampling, stop=(), stop_regex=())
@@ -95,7 +95,7 @@ def check_seconds(name: str, seconds: float) -> None:
 
 
 def check_priority(priority: int, deadline: float) -> None:
-    """Check what a client sent. BadProgram: a value is out of range."""
+    """Check the priority and the deadline that a client sent. BadProgram: one is out of range."""
     if abs(priority) > MAX_PRIORITY:
         raise BadProgram(f"priority is {priority}; it must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
     if not 0 <= deadline < math.inf:
@@ -108,7 +108,7 @@ class EngineRequest:
     ids                  output token ids so far, int32
     finish               how the request ended; None while it runs
     failed               why it failed: the engine refused it, or the server could not process its text
-    route                 the engine that computes it
+    route                the engine that computes it
     sent, first, ended   as in wire.Times
     """
 
@@ -161,8 +161,8 @@ class EngineRequests:
     call_later: calls a function on the server's loop, after the current callback. on_end: called with each request that
     ended without an error, before the request's own `done`. is_late: whether the callback should end soon. call_in:
     call_in(seconds, call) calls a function on the loop later. n_prefill: the first n_prefill engines compute prompts
-    only. max_bytes: the most bytes that the prompts of a client's requests may take together; equal prompts are counted
-    each time, as an engine stores each.
+    only. max_bytes: the most bytes that the prompts of a client's requests may take together; equal prompts count
+    separately, because the engine stores each of them.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class EngineRequests:
         self._max_bytes = max_bytes
         self._prompt_bytes = Counter[int]()  # by client
         self._dropped: deque[Callable[[], None]] = deque()
-        """Calls that stop requests which nobody needs any more, and that end their programs after them."""
+        """Calls that stop requests which nobody needs any more, and then calls that end their programs."""
         self._n_started = 0
 
     def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
@@ -320,9 +320,9 @@ class EngineRequests:
             request.owner.crashed(e)
 
     def end(self, client: int, serial: int) -> None:
-        """Called when the program will start no more requests, and all that it had have ended or were aborted. The
-        engine is told after it was told to stop these: it would keep a program of which a Run comes into its queue
-        later, as that of a Run whose constraint it still compiles."""
+        """End a program: it will start no more requests, and all its requests have ended or were aborted. The engine
+        gets the aborts first. Otherwise a Run whose constraint it still compiles could enter its queue after the end of
+        the program, which the engine would then keep."""
         end = partial(self.routes.end, client, serial)
         if self._dropped:
             self._dropped.append(end)
@@ -336,7 +336,7 @@ class EngineRequests:
             now, more, most = (f"{n / 2**20:.1f} MiB" for n in (n_now, n_bytes, self._max_bytes))
             raise Overloaded(
                 f"the prompts of this client's running requests take {now}, and those of this gen or select {more}, "
-                f"one for each sample or choice; {most} are the most: run fewer at once, or raise `max_client`"
+                f"one for each sample or choice; the limit is {most}: run fewer at once, or raise `max_client`"
             )
 
     def _add_living(self, request: EngineRequest) -> None:
@@ -406,7 +406,7 @@ class EngineRequests:
             route.trials.go_on()
 
     def refused(self, failed: wire.Failed, route: Route) -> None:
-        """Called when an engine has refused a request. Ignored if another engine has the request."""
+        """Fail a request that an engine has refused, unless another engine has the request now."""
         if (request := self._living.get(failed.program)) and request.route is route:
             self.fail(failed)
 
@@ -419,9 +419,9 @@ class EngineRequests:
             request.route.trials.go_on()
 
     def replay(self, route: Route, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
-        """Called when an engine has died and another replaces it. Sends all its requests again, with their output so
-        far: the suspects to the new engine, and the others to engines that are ready, if there are any. Requests that
-        are given up fail with Quarantined; so does a program of which MAX_LOST requests were given up."""
+        """Send all requests of a dead engine again, with their output so far: the suspects to the engine that replaces
+        it, and the others to engines that are ready, if there are any. Requests that are given up fail with
+        Quarantined; so does a program of which MAX_LOST requests were given up."""
         self._lose_pulls(route)
         self.routes.lost(route)
         route.others = wire.OtherWork()
@@ -473,8 +473,7 @@ class EngineRequests:
         return [request for request in self._living.values() if request.route is route]
 
     def _move(self, request: EngineRequest) -> None:
-        """Place a request again. It gets another number, so that messages which its engine still sends for the old
-        number have no effect."""
+        """Place a request again. It gets another number, so late messages of its old engine have no effect."""
         self._forget(request.rid)
         if request.is_given:
             request.route.send(wire.Abort(rid=request.rid))

@@ -1,6 +1,6 @@
 """Decides which engine computes which program.
 
-A program is placed with its first request, whose prompt is known then, and all its requests go to that engine: its
+A program is placed with its first request, because its prompt is known then. All its requests go to that engine: its
 home. The branches of a fork are placed with the first request of one of them, and may be split over several engines;
 what follows the join is computed at home again. A program or a branch is placed again when its engine is drained, dies,
 or has a request on trial. `fleet/placement.py` chooses the engine.
@@ -37,7 +37,7 @@ STEP = StepSeconds(0.0, 4e-5, 4e-5)
 N_DIGEST = 16
 """Bytes of a page's digest."""
 MEMORY = 64
-"""The expected length of an output covers roughly this number of last outputs."""
+"""The expected length of an output is the mean of roughly this many of the latest outputs."""
 PROMPTS = b"prompts"
 """The prefix of the fingerprint for engines that take prompts only."""
 PATIENCE = 4
@@ -61,7 +61,7 @@ class Route:
     is_open    the engine takes programs; False: it is drained
     is_prefill it computes prompts for other engines, and programs only if there are no other engines
     kv         the format of the engine's pages; None: they cannot be moved
-    cores      the cores that the engine uses, and of which machine; None: it computes on a GPU
+    cores      the CPU cores that the engine uses, and its machine; None: it computes on a GPU
     n_pulls    pulls from the engine that have not ended
     weights    the fingerprint of the engine's weights; b"": not known yet
     others     the work that other servers have on the engine, if it is shared
@@ -95,7 +95,7 @@ class PlacedProgram:
     branches    number of a state -> its route, if that is not home
     forks       branch without a request so far -> all branches of its fork
     booked      branch that was placed, but has no request so far -> its expected work
-    routes       all routes that have had requests of the program
+    routes      all routes that have had requests of the program
     n_given_up  number of requests that were given up
     """
 
@@ -141,7 +141,7 @@ class Routes:
             placed.routes.discard(route)
 
     def lost(self, route: Route) -> None:
-        """Called when an engine has died, so that its cache is gone."""
+        """Remove an engine from the fleet, for instance because it has died with its cache. `_join` adds it again."""
         if self._in_fleet.pop(route, None) is not None:
             self._fleet.remove(route.name)
 
@@ -185,7 +185,7 @@ class Routes:
         return self._programs.get(serial)
 
     def forked(self, serial: int, children: tuple[int, ...]) -> None:
-        """Called when a state of a program was forked."""
+        """Record the branches of a fork. They are placed with the first request of one of them."""
         if len(self.all) > 1:
             placed = self._programs.setdefault(serial, PlacedProgram())
             placed.forks.update(dict.fromkeys(children, children))
@@ -315,12 +315,12 @@ class Routes:
         return Demand(block_digests(run.namespace, run.ids), len(run.ids) // 4, branches, weights)
 
     def began(self, rid: int) -> None:
-        """Called when a request has its first token."""
+        """Record that a request has its first token, so that its prompt is computed."""
         if (booked := self._booked.get(rid)) is not None:
             self._fleet.computed(*booked, n_prompt=MAX_COUNT)
 
     def ended(self, rid: int, n_out: int) -> None:
-        """Called when a request has ended, or leaves its route, with `n_out` output tokens."""
+        """Record that a request has ended, or leaves its route, with `n_out` output tokens."""
         if (booked := self._booked.pop(rid, None)) is not None:
             self._fleet.end(*booked)
             if n_out:  # otherwise it scored a text, or was moved or stopped before its first token
@@ -334,7 +334,7 @@ class Routes:
             route.send(command)
 
     def end(self, client: int, serial: int) -> None:
-        """Called when the program will start no more requests."""
+        """Forget a program that will start no more requests, and tell its engines that it has ended."""
         if (placed := self._programs.pop(serial, None)) is not None:
             for booked in placed.booked.values():
                 self._fleet.end(*booked)

@@ -1,8 +1,9 @@
 """One engine for several servers: what its host (engine_host.py) changes in the messages between them.
 
-Each server numbers its requests, programs, holds, questions and pulls itself. On the way to the engine, the number of
-the server is added to these numbers; the reports go to the server whose numbers they have. So neither the engine nor
-a server knows about other servers, except for the work of others, which the host tells each server for its placement.
+Each server numbers its requests, programs, holds, questions and pulls itself. On the way to the engine, the host adds
+the number of the server to these numbers. Each report goes to the server whose number it has. So neither the engine nor
+a server knows about other servers. But the host tells each server how much work the others have in the engine, for the
+placement of programs.
 
 When a server is gone, all that it had in the engine ends. When the engine dies, each server learns which of its own
 requests the engine was working on. Suspects are tried one at a time over all servers, and if the engine dies during a
@@ -23,11 +24,11 @@ from banyan.runtime.protocol.limits import MAX_NUMBER
 from banyan.runtime.server.engine_link.recovery import Death
 
 SHIFT = 40
-"""A number in the engine is the server's number << SHIFT, plus its number in the server."""
+"""A number in the engine is (number of the server << SHIFT) + the number that the server uses."""
 NOBODY = MAX_NUMBER
-"""The number of the host's own questions. No server has such a large number, so the answers go nowhere."""
+"""The id of the host's own questions. No server has such a large number, so the answers are dropped."""
 MEMORY = 64
-"""The expected share of a prompt that is cached covers roughly this number of last requests."""
+"""The expected share of a prompt that is cached is the mean of roughly this many of the latest requests."""
 
 Sent = Iterator[tuple[int, wire.EngineReport]]
 """(number of a server, a report for it)."""
@@ -38,7 +39,7 @@ class NotShared(Exception):
 
 
 class _Living:
-    """A request in the engine. n_prompt: tokens of its prompt that it is expected to compute; 0: it has begun."""
+    """A request in the engine. n_prompt: prompt tokens that are expected to be computed; 0 after the first token."""
 
     __slots__ = ("images", "n_prompt", "server")
 
@@ -59,7 +60,7 @@ class SharedEngine:
         self.start()
 
     def start(self) -> None:
-        """Called when the engine starts, or another one in its place."""
+        """Reset everything for an engine that starts: the first one, or another in its place."""
         self.ready: wire.Ready | None = None
         self._vocabulary = b""  # digest of the vocabulary that all servers have
         self._living: dict[int, _Living] = {}
@@ -73,7 +74,7 @@ class SharedEngine:
         self._holds: set[int] = set()
         self._adapters: defaultdict[str, set[int]] = defaultdict(set)  # digest -> the servers that have loaded it
         self._loads: set[int] = set()  # questions of the kind load_adapter
-        self._unused: set[str] = set()  # adapters to unload when no load is open, if none was of them
+        self._unused: set[str] = set()  # adapters to unload once no load is open, unless a load was of them
         self._pings: deque[int] = deque()  # servers that wait for an EnginePong
         self._listeners: set[int] = set()
         self._waiting: deque[tuple[int, wire.Run]] = deque()  # trials, with their servers
@@ -85,7 +86,7 @@ class SharedEngine:
 
     def take(self, server: int, data: bytes) -> Iterable[bytes]:
         """Handle an encoded command of a server. Returns the encoded commands for the engine. NotShared: the command
-        does not go together with those of other servers. Also raises what decoding invalid data raises."""
+        contradicts those of other servers. Also raises the errors of decoding invalid data."""
         return map(wire.encode, self._commands(server, decoders.decode_command(data)))
 
     def _commands(self, server: int, command: wire.EngineCommand) -> Iterable[wire.EngineCommand]:
@@ -104,7 +105,7 @@ class SharedEngine:
                 return (wire.ProgramEnded(_number(server, client), number),) if number >= 0 else ()
             case wire.Hold(hold=hold):
                 hold = _number(server, hold)
-                if not command.seconds:  # others expire by themselves, and need no Release
+                if not command.seconds:  # holds with a time limit expire, and need no Release
                     self._holds.add(hold)
                 return (msgspec.structs.replace(command, hold=hold),)
             case wire.Release(hold=hold):
@@ -163,7 +164,7 @@ class SharedEngine:
         return digest
 
     def _unloads(self) -> Iterable[wire.Ask]:
-        """What the engine is to unload after the last load has ended."""
+        """Commands that unload adapters which no server uses any more, once no load is open."""
         if self._loads:
             return ()
         digests, self._unused = self._unused, set()
@@ -250,7 +251,8 @@ class SharedEngine:
                 yield server, wire.WantImages(wanted)
 
     def _without_server(self) -> Iterable[wire.ImagePixels]:
-        """The answers for images that the engine waits for, and that no server has: it asks for each only once."""
+        """Answers with an error, for images that the engine waits for but no server has. The engine asks for each image
+        only once."""
         lost = [image for image, servers in self._asked.items() if not servers]
         for image in lost:
             del self._asked[image]
@@ -303,9 +305,9 @@ class SharedEngine:
         return wire.encode(msgspec.structs.replace(self.ready, adapters=own))
 
     def leave(self, server: int, servers: Iterable[int]) -> tuple[list[tuple[int, bytes]], list[bytes]]:
-        """Called when a server is gone. servers: those that use the engine now. Returns the encoded reports for them,
-        which ask for images that only the server was asked for, and the encoded commands that end what it had in the
-        engine."""
+        """Remove a server that is gone. servers: those that still use the engine. Returns the encoded reports for them,
+        which ask for images that only the removed server was asked for, and the encoded commands that end its requests,
+        holds and programs in the engine."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] != server)
         self._listeners.discard(server)
         self._told.pop(server, None)
@@ -330,13 +332,13 @@ class SharedEngine:
         return sent, [wire.encode(command) for command in (*commands, *self._without_server())]
 
     def death_of(self, death: Death, server: int) -> Death:
-        """What a server needs to know about the engine's death."""
+        """The engine's death as one server sees it: with its own requests, and blameless if only others are blamed."""
         blamed = {self._on_trial} if self._on_trial in death.rids else death.rids
         own = frozenset(rid for of, rid in map(_split_number, blamed) if of == server)
         return death._replace(rids=own, is_blameless=death.is_blameless or bool(blamed and not own))
 
     def news(self, servers: Iterable[int]) -> list[tuple[int, bytes]]:
-        """The work of others, encoded, for each server for which it has changed."""
+        """(server, encoded work of the other servers), for each server for which this work has changed."""
         self.has_news = False
         n_prompt, n_running = defaultdict[int, int](int), defaultdict[int, int](int)
         for living in self._living.values():
