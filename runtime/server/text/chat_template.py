@@ -92,7 +92,7 @@ class ChatMessage(NamedTuple):
 
 
 def message(turn: str | ChatMessage) -> ChatMessage:
-    """A message for a turn that is given by its role alone, or as a message with calls; its content does not matter."""
+    """A turn as a message: `turn` itself, or, if it is only a role, a message of this role without content."""
     return ChatMessage(turn) if isinstance(turn, str) else turn
 
 
@@ -125,7 +125,7 @@ class ChatTemplate:
         self._n_given_chars = 0  # of the tools and the kwargs
         self._cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)
         self._serials = count()
-        self._serial = next(self._serials)  # keys of a template with tools or kwargs differ from those of another
+        self._serial = next(self._serials)  # in cache keys; each copy with tools or kwargs has another serial
         self._in_parts = False
         self._in_parts = self._wants_parts()
         self._try_out()
@@ -210,8 +210,8 @@ class ChatTemplate:
     def markers(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
     ) -> tuple[str, ...] | None:
-        """The markers: the text before the content of each turn, and after the last one, whatever the contents are.
-        With images, the text before each of the texts of a turn; it contains the images' marks.
+        """The markers: the text before the content of each turn, and after the last turn, which does not depend on the
+        contents. A turn with images has a marker before each of its texts; markers contain the images' marks.
 
         opening: the role of a turn that begins after these turns; the last marker ends where its content starts.
         Returns None if the template does not write the content of each turn exactly once and in order.

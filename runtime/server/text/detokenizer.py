@@ -101,7 +101,7 @@ class Detokenizer:
         return (n_tokens, end), (n_tokens, end)
 
     def silent(self, start: int, end: int) -> int:
-        """Find the first token without text at characters start : end. Returns its place; `end` if there is none."""
+        """The place (a character index) of the first token without text in start : end; `end` if there is none."""
         before = 0
         for at in self._ends:
             if start <= at == before:

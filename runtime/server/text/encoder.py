@@ -1,9 +1,9 @@
-"""Runs the tokenizers library: in this process, or in one that can be killed, where the model has its own regex.
+"""Runs the tokenizers library in this process, or in one that can be killed if the model has an unknown regex.
 
     python -m banyan.runtime.server.text.encoder --fd N --alive-fd M
 
 A tokenizer.json comes from whoever made the model, and splits text by a backtracking regex. `(x+x+)+y` takes 60 ms for
-22 characters, and nothing stops it. So texts are encoded in the server only where each regex is one of those below.
+22 characters, and nothing stops it. So texts are encoded in the server only if KNOWN or KNOWN_DIGESTS has each regex.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ KNOWN = frozenset({
 looked at."""
 
 KNOWN_DIGESTS = frozenset({"b850697ec547c753"})
-"""`digest` of further such regexes: the pocket model's."""
+"""The digests of more such regexes: the pocket model's."""
 
 
 def digest(pattern: str) -> str:
@@ -88,8 +88,9 @@ class Encoder(Protocol):
     max_ids: int
 
     def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
-        """special: add the ids that stand around every text. Raises PromptTooLong; BadProgram if the library panics
-        (for instance because a regex backtracks too much) or takes too long; if it fails, an Exception of any kind."""
+        """Encode a text. special: add the ids that stand around every text. Raises PromptTooLong; BadProgram if the
+        library panics (for instance because a regex backtracks too much) or takes too long; an Exception of any kind if
+        it fails."""
 
     def close(self) -> None:
         """End the process, if there is one. Idempotent."""

@@ -1,4 +1,4 @@
-"""A child process for data that may take it too long or kill it. It answers each message that it gets."""
+"""A child process for work that bad data may make endless or crash. It answers each message that it gets."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class HelperProcess:
     ended. Thread-safe."""
 
     def __init__(self, command: Sequence[str], hello: bytes, what: str) -> None:
-        """command: runs `serve`. hello: the first message to a child, which may be replaced. what: what the child loads
-        then, for errors."""
+        """command: runs `serve`. hello: the first message to each child; it may be replaced later. what: what a child
+        loads when it gets `hello`, for errors."""
         self._command, self.hello, self._what = command, hello, what
         self._lock = threading.Lock()
         self.child: launch.ChildProcess | None = None  # None: there is none now
 
     def ask(self, data: bytes, seconds: float) -> bytes:
-        """The answer to a message. TimeoutError: it took longer, and the child was ended. Another OSError, or EOFError:
-        the child died. BadProgram: it cannot load what it needs."""
+        """The answer to a message. TimeoutError: there was none within `seconds`, and the child was killed. Another
+        OSError, or EOFError: the child died. BadProgram: the child cannot load what it needs."""
         with self._lock:
             try:
                 if self.child is None:
@@ -41,7 +41,7 @@ class HelperProcess:
     def close(self) -> None:
         """End the child, if there is one. Idempotent."""
         if (child := self.child) is not None:
-            child.process.kill()  # after the lock is released, so that no thread waits for it
+            child.process.kill()  # before the lock is taken, because a thread that waits for an answer holds it
         with self._lock:
             self._stop()
 
@@ -72,7 +72,7 @@ class HelperProcess:
 
 
 def serve(start: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
-    """Run the child. start: gets the first message, and returns what answers the others."""
+    """Run the child. start: gets the first message, and returns the function that answers the others."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True, help="socket for messages and their answers")
     parser.add_argument("--alive-fd", type=int, required=True, help="not used: the socket ends with the parent")

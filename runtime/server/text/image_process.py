@@ -1,4 +1,4 @@
-"""The process that decodes images and scales them for a model. A hostile image costs this process, and no other.
+"""The process that decodes images and scales them for a model. A hostile image can crash only this process.
 
     python -m banyan.runtime.server.text.image_process --fd N --alive-fd M
 

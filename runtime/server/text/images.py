@@ -32,7 +32,7 @@ SECONDS = 20.0
 PIXEL_BYTES = 128 << 20
 """Most bytes of scaled pixels that are kept until the engine asks for them."""
 MAX_KNOWN = 1 << 16
-"""How many images have their shapes and first ids kept."""
+"""The most images whose shapes and first ids are kept."""
 
 
 class ImageFile:
@@ -75,7 +75,7 @@ class Images:
         self.max_rows = 0
         """How many rows the images of a prompt may have, once the context is known."""
         self.mark, self._end = spell(spec.mark_id), spell(spec.end_id) if spec.end_id >= 0 else ""
-        self._lock = threading.Lock()  # of the dicts; never held while an image is scaled, because the loop takes it
+        self._lock = threading.Lock()  # for the dicts; the loop takes it, so it is not held while an image is scaled
         self._scaling = threading.Lock()  # so that no two threads scale the same image
         self._helper = HelperProcess(COMMAND, _hello(directory, spec), "the model's image processor")
         self._files: WeakValueDictionary[bytes, ImageFile] = WeakValueDictionary()

@@ -1,8 +1,8 @@
 """A state's prompt on the server: what was appended, and the tokens of it.
 
-The tokens are kept in runs. The text between two seams (a seam is the start or a gen) is encoded as one string, and is
-one run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces into text.
-Runs stay valid as long as that text begins with the text of the runs, so if a template rewrites earlier turns, only the
+The tokens are kept in runs. The text between two gens, or before the first one, is encoded as one string, and is one
+run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces into text. Runs
+stay valid as long as that text begins with the text of the runs, so if a template rewrites earlier turns, only the
 changed tail is encoded again.
 """
 
@@ -84,7 +84,7 @@ PIECE = 2
 TURN = 40
 """The cost of rendering a turn, or a call, in units of encoding one character: 10 us on one core of an AMD EPYC."""
 NEW_ROLE = 20
-"""The cost of a turn whose role may be new, in turns: the template is rendered twice to see what it writes for it."""
+"""The cost of a turn whose role may be new, in turns: the template is rendered twice to see how it writes the role."""
 IMAGE = 1 << 16
 """The cost of an image, in units of encoding one character."""
 GAP = 500
@@ -166,7 +166,7 @@ def unpack(ids: bytes) -> list[int]:
 
 
 class _Head(NamedTuple):
-    """What is known about a prompt up to its last marker. Pieces after the last marker stand in the text as they are.
+    """What is known about a prompt up to its last marker. The text of later pieces is not changed by the template.
 
     n_pieces, tools, kwargs: the first n_pieces pieces, rendered with these tools and variables. atoms: the `layout` of
     these pieces. n_sealed: how many of the prompt's pieces (possibly more than n_pieces) have their tokens in its runs;
@@ -243,7 +243,7 @@ class PromptText(Prompt):
                 self._n_turns += len(calls) + sum(len(call.arguments) for call in calls) // TURN
                 self.role, self._n_fixed = None, len(self.pieces) + 1
             case TextSpan(text=""):
-                return  # not even text between turns
+                return  # does not count as text between turns
             case _:
                 if self.role is None and self._n_turns and self._n_fixed == len(self.pieces):
                     self._n_fixed += 1  # the first text after a turn decides how the turns are rendered
@@ -276,9 +276,9 @@ class PromptText(Prompt):
                 self.append(ImagePiece(mark, ImageFile(data), self.images.spec.alone))
 
     def _append_ids(self, ids: bytes) -> None:
-        """Append token ids of a client. If they go on in the middle of a character, it becomes part of their text, and
-        not a mark of broken text in both pieces: clients cut long prompts anywhere. (A character in three pieces, which
-        then have very few ids, stays broken.)"""
+        """Append token ids of a client. Clients cut long prompts anywhere, so a character may begin in the last piece
+        and end in these ids. It then becomes part of the new piece's text; otherwise the text of both pieces would have
+        U+FFFD in its place. (A character that is spread over three pieces stays broken.)"""
         assert self._tokenizer is not None
         text = self._tokenizer.text_of_packed(ids)
         last = self.pieces[-1] if self.pieces else None
@@ -326,7 +326,7 @@ class PromptText(Prompt):
         return new + TURN * self._n_turns + GAP * self._n_gaps + self._n_chars // 16
 
     def prompt(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> EncodedPrompt:
-        """The prompt, as far as its runs are known. Forgets runs whose text the template has rewritten."""
+        """The prompt: its known runs, and the rest to encode. Forgets runs whose text the template has rewritten."""
         if self._head is None or self._head[:3] != (self._n_fixed, self.tools, self.kwargs):
             template = template and template.with_tools(self.tools, self.kwargs)
             atoms = layout(self.pieces[: self._n_fixed], tokenizer, template, now)
@@ -365,7 +365,7 @@ class PromptText(Prompt):
                     first += len(part) // 4
             if (n_rows := n_rows + first) > self.images.max_rows > 0:
                 raise PromptTooLong(
-                    f"the images of the prompt take more than {n_rows} tokens; the model's context is "
+                    f"the images of the prompt take at least {n_rows} tokens; the model's context is "
                     f"{self.images.max_rows}"
                 )
         return found
@@ -494,8 +494,8 @@ def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate
     """Turns pieces into text: contents as they were appended, and the template's markers between them.
 
     If the template's rendering of the whole conversation differs from alternating markers and contents, the rendering
-    is used. Text outside of turns belongs to no conversation; then the markers are what the template writes around
-    turns of these roles.
+    is used. The template cannot render text outside of turns; if there is any, the markers are those that the template
+    writes around turns of these roles.
     """
     turns, after, is_open = _turns(pieces)
     if not turns:
@@ -514,7 +514,10 @@ def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate
         markers = template.markers(tuple(t.shape for t in closed), opening, now)
     if after or any(turn.gap for turn in turns):
         if markers is None:
-            raise BadProgram("the model's chat template moves turns around; do not put text between them")
+            raise BadProgram(
+                "the model's chat template moves or repeats turns, or the client gave the calls of a turn; do not put "
+                "text between the turns"
+            )
         return _interleave(turns, after, is_open, markers, template, now)
 
     def render(messages: Sequence[ChatMessage]) -> str:
@@ -571,7 +574,7 @@ def _with_images(atoms: list[Atom], images: Sequence[ImagePiece]) -> list[Atom]:
         first, *others = atom.text.split(mark)
         found.append(TextSpan(first, meant=True))
         n_marks += len(others)
-        for text, image in zip(others, left, strict=False):  # in this order: zip takes one more of the first
+        for text, image in zip(others, left, strict=False):  # `others` first, or zip would drop an image
             found += [image, TextSpan(text, meant=True)]
     if n_marks != len(images):
         raise BadProgram(f"the model's chat template writes {n_marks} marks for {len(images)} images")
@@ -604,8 +607,8 @@ def _align(
     """Parses `rendered` as alternating markers and contents; contents may be stripped, or escaped for JSON. None:
     `rendered` has another form.
 
-    contents: what the template writes for each turn, or for each of its texts. The result's atoms keep the tokens of
-    outputs.
+    contents: what the template writes for each turn, or for each of its texts. In the result, outputs keep their
+    tokens.
     """
     if not rendered.startswith(markers[0]):
         return None
@@ -727,7 +730,7 @@ def _interleave(
     template: ChatTemplate,
     now: datetime,
 ) -> list[Atom]:
-    """Markers, contents, and the text between turns: after the end of one turn and before the start of the next."""
+    """The atoms of a conversation with text between turns: after the end of a turn and before the start of the next."""
     if any(turn.images and not turn.texts for turn in turns):
         raise BadProgram("if there is text between turns, a turn with an image must contain text too")
     roles = tuple(t.shape for t in turns)

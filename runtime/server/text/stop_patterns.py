@@ -46,7 +46,7 @@ def compiled(pattern: str) -> Any:
     if found.programsize > MAX_STEPS:
         raise BadProgram(
             f"stop_regex {pattern[:200]!r} has {found.programsize} steps; the limit is {MAX_STEPS}: "
-            "repeat less, or without a bound"
+            "use smaller or unbounded repetitions"
         )
     if found.search("") is not None:
         raise BadProgram(f"stop_regex {pattern[:200]!r} matches the empty text, so every output would end at once")

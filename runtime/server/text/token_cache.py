@@ -30,7 +30,7 @@ MARGIN = 32
 """Characters at the end of a beginning that are tokenised again, together with the text after them."""
 
 MAX_BORDERS = 4
-"""Most beginnings of one piece that are looked up and cached; the longest ones are chosen."""
+"""The most beginnings of one piece that are looked up and cached: the longest ones."""
 
 STEP = 2048
 """A text that grows has a border after every STEP characters. The text before the last border is cached."""
@@ -44,7 +44,7 @@ class CachedIds(NamedTuple):
 
 
 class TokenCache:
-    """Ids of pieces of text. encode: Tokenizer's, with an option `offsets`. Thread-safe.
+    """Caches the ids of pieces of text. encode: encodes a text; with `offsets` as in Encoder.encode. Thread-safe.
 
     Only for tokenizers that split text into words and encode each word by itself, so that the ids of the words before a
     space do not depend on the text after it. If a whole piece is one word, no beginning of it is cached.
@@ -96,7 +96,8 @@ class TokenCache:
         self._cache.drop(lambda key: key[0] == owner)
 
     def _beginning(self, text: str, limit: int, encoding: EncodedText) -> CachedIds | None:
-        """The ids of the words that end at the last single space before `limit`."""
+        """The ids of the text up to the last single space before `limit`, if the words after it are encoded
+        independently; else None."""
         offsets, words = encoding.offsets, encoding.word_ids
         k = bisect_right(offsets, limit, key=lambda offset: offset[0]) - 1
         for i in range(k, max(0, k - MARGIN), -1):

@@ -119,7 +119,7 @@ class Tokenizer:
     spelling    bytes of each id; a special token is spelled as its name, an unused id is empty
     special     ids that generated text does not show
     eos_ids     ids that end an output
-    blank       the prompt for an empty text
+    blank       the ids that stand for an empty prompt
     longest     bytes of the longest spelling
     is_local    texts are encoded in this process; else in a process that can be killed
     """
@@ -337,7 +337,7 @@ class Marks:
         self._firsts = re.compile("|".join(map(re.escape, self._lengths))) if ids else None
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """(start, end, id) of each, in order and without overlaps."""
+        """(start, end, id) of each control token, in order and without overlaps."""
         at = 0
         # Not finditer: each call leaves a string in CPython's attribute cache, which keeps freed memory around it in
         # use.
@@ -399,7 +399,7 @@ def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
 def _spellings(
     tokenizer: tokenizers.Tokenizer, added: dict[int, str], control: Collection[int], decoder: Any
 ) -> list[bytes]:
-    """The bytes of each id. added: the content of the added tokens, of which `control` are control tokens.
+    """The bytes of each id. added: id -> content of each added token. control: the ids of control tokens.
 
     Unsupported: the decoder is neither byte-level BPE nor SentencePiece.
     """

@@ -77,8 +77,8 @@ class Form(NamedTuple):
         return before if before.strip() else ""
 
     def _answer(self, shown: str, spelled: str, is_separated: bool) -> str:
-        """The text of a turn after its reasoning, which is where calls are. An end mark of reasoning inside a call's
-        JSON is data. The arguments are as for `read`."""
+        """The text of a turn after its reasoning; only this part can have calls. An end mark of reasoning inside the
+        JSON of a call is data. The arguments are as for `read`."""
         text = spelled if self.is_hidden else shown
         start = at = 0
         while not is_separated and (end := text.find(_END, at)) >= 0:
@@ -176,8 +176,8 @@ class Form(NamedTuple):
         return [] if any(call.error for call in found) else found
 
     def _is_call(self, value: Any, names: Sequence[str]) -> bool:
-        """Whether JSON without a mark is a call, and not an answer in JSON: it has a name, arguments, and nothing that
-        is no part of a call, or only the name of a tool. The name in a full call may be wrong: the model is told so."""
+        """Whether JSON without a mark is a call, and not an answer in JSON: it has arguments, and no keys that a call
+        does not have; or it has only the name of a tool. With arguments, the name may be wrong: the model is told."""
         if not isinstance(value, dict):
             return False
         if value.keys() == {self.name}:

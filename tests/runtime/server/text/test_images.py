@@ -289,7 +289,7 @@ def test_prompt_has_a_limited_number_of_images(writer: tuple[Tokenizer, Images])
     with pytest.raises(BadProgram, match="at most 1024 images"):
         text.append_part(wire.Image(b"a", "image/png"))
     images.max_rows = 100
-    with pytest.raises(PromptTooLong, match="take more than 102 tokens"):
+    with pytest.raises(PromptTooLong, match="take at least 102 tokens"):
         text.prompt(tokenizer, None, datetime.now())
 
 

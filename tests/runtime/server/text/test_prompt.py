@@ -248,7 +248,7 @@ def test_empty_text_is_not_text_outside_turns(write: Any) -> None:
 def test_text_outside_turns_needs_turns_in_order(write: Any) -> None:
     w = write().turn("user", "hi").put("between")
     w.template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", {})
-    with pytest.raises(BadProgram, match="do not put text between"):
+    with pytest.raises(BadProgram, match="do not put text between the turns"):
         w.seal()
 
 
