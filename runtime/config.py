@@ -238,8 +238,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """What `resolve` needs to know about the machine. free_memory, free_gpu_memory: bytes that are free now; the latter
-    of the GPU that is used, one of n_gpus."""
+    """What `resolve` needs to know about the machine. free_memory: free bytes of main memory. gpu: the name of the GPU
+    that is used, one of n_gpus; None: there is none. free_gpu_memory: its free bytes."""
 
     n_cores: int
     free_memory: int
@@ -338,8 +338,8 @@ def check(c: Config) -> None:
     require(n_host_bytes > 0 or not c.host_file, "host_file needs a size; set host_memory too, such as '4GiB'")
     require(n_host_bytes == 0 or c.cache, "host_memory holds what the cache evicts, but the cache is off")
     _check_window(c, n_host_bytes)
-    require(c.tp == 1 or c.replicas <= 1, "tp cuts one engine, and replicas makes several; set one of them")
-    require(c.tp == 1 or not c.max_replicas, "tp cuts one engine, and max_replicas may add others; set one of them")
+    require(c.tp == 1 or c.replicas <= 1, "tp splits one engine, and replicas starts several; set one of them")
+    require(c.tp == 1 or not c.max_replicas, "tp splits one engine, and max_replicas may add others; set one of them")
     require(
         0 <= c.prefill_replicas < max(1, c.replicas),
         f"prefill_replicas is {c.prefill_replicas}; of {c.replicas} replicas, at least one must generate",
@@ -349,7 +349,7 @@ def check(c: Config) -> None:
         "prefill_replicas compute prompts into the cache, from which others pull them, but the cache is off",
     )
     require(c.tp == 1 or not c.host_file, "host_file holds the KV of one process; use host_memory alone, or tp=1")
-    require(c.tp == 1 or not c.adapters, "adapters are not cut into parts; leave tp out, or merge them into the model")
+    require(c.tp == 1 or not c.adapters, "adapters cannot be split by tp; leave tp out, or merge them into the model")
     for name, path in c.adapters.items():
         check_adapter_name(name)
         require(bool(path), f"adapter {name!r} has no directory; write it like NAME=DIR")
@@ -366,7 +366,10 @@ def check(c: Config) -> None:
             not getattr(c, name) or bool(c.curve_key),
             f"{name} needs curve_key, for encryption; create one with `banyan keys DIR` and pass DIR/server.key_secret",
         )
-    require(bool(c.bind or c.engines_at) or not c.curve_key, "curve_key is for tcp://, and bind is not set")
+    require(
+        bool(c.bind or c.engines_at) or not c.curve_key,
+        "curve_key is for tcp://, and neither bind nor engines_at is set",
+    )
     require(
         bool(c.engines_at) == bool(c.engine_keys),
         "engines_at and engine_keys go together: where engines join, and a file with the keys of those that may",
@@ -378,7 +381,7 @@ def check(c: Config) -> None:
     )
     require(c.max_replicas > 0 or c.min_replicas == 1, "min_replicas has an effect only with max_replicas")
     require(not (c.ray and c.engines_at), "ray makes its own engines_at and keys; leave these out")
-    require(not (c.ray and c.host_file), "host_file is of one machine, and ray chooses the machines; leave it out")
+    require(not (c.ray and c.host_file), "host_file is on one machine, but ray chooses the machines; leave it out")
     require(not c.ray or c.replicas > 0, "ray runs `replicas` engines; set replicas to at least 1")
     require(
         c.kv_transfer == "tcp" or bool(c.engines_at or c.ray),
@@ -406,7 +409,7 @@ def _check_window(c: Config, n_host_bytes: int) -> None:
     if c.window < 1 or n_sinks(c) < 0:
         raise ConfigError(f"window is {c.window} and sinks {n_sinks(c)}; they must be at least 1 and 0")
     for other, reason in (
-        ("tp" if c.tp > 1 else "", "tp cuts a model as it was trained"),
+        ("tp" if c.tp > 1 else "", "tp supports only the attention that the model was trained with"),
         ("draft_model" if c.draft_model else "", "a draft model keeps and reads the whole text"),
         ("host_memory" if n_host_bytes else "", "host memory holds all pages of a text or none"),
         ("prefill_replicas" if c.prefill_replicas else "", "no other engine can use what these replicas compute"),
@@ -550,7 +553,7 @@ class KVBudget(NamedTuple):
 
 
 def tokens_ahead(config: Config, device: str) -> int:
-    """For how many tokens after its published ones a request claims pages of windowed layers, at most."""
+    """The most tokens after its published ones for which a request claims pages of windowed layers."""
     n_steps = 2 if device == "cuda" else 1  # on a GPU, a step is planned while another is computed
     return n_steps * config.step_tokens + 2 * config.page
 
@@ -558,8 +561,8 @@ def tokens_ahead(config: Config, device: str) -> int:
 def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
     """The most pages that windowed layers need for one request; 0: windowed layers have no pages of their own.
 
-    They have none if a full context hardly needs more pages; if a layer has a recurrent state; with a second tier,
-    which holds all of a text or nothing; and if the model's first layers draft, because drafting supports one kind of
+    They have none if a full context hardly needs more pages; if a layer has a recurrent state; with a host tier, which
+    holds all pages of a text or none; and if the model's first layers draft, because drafting supports one kind of
     pages only."""
     shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith(EARLY_EXIT)
     # Rows of an image that see each other are read from the same pages in all layers (`ImageSpan`), and a step that
@@ -709,8 +712,8 @@ def _host_pages(config: Config, page_bytes: int, free: int) -> int:
 
 
 def token_lines(text: str) -> list[tuple[int, list[str]]]:
-    """(number, words) of each line of a file of tokens or keys that has words. A word may contain a #; one that starts
-    with it starts a comment."""
+    """(number, words) of each line with words in a file of tokens or keys. A comment begins with a # at the start of a
+    word."""
     split = ((n, re.split(r"(?:^|\s)#", line)[0].split()) for n, line in enumerate(text.splitlines(), 1))
     return [(n, words) for n, words in split if words]
 

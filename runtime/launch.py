@@ -44,8 +44,8 @@ P = TypeVar("P", bound="ChildProcess")
 
 
 class StartReport(msgspec.Struct, frozen=True):
-    """What a child writes to its ready pipe. lines: what it chose, for people. code, message: the error for which it
-    ended; code "": it is ready. notice: what takes so long; such a report is not the last one."""
+    """What a child writes to its ready pipe. lines: what it chose, for people. code, message: the error with which it
+    ended; code "": it is ready. notice: what takes so long; after a notice, another report follows."""
 
     lines: tuple[str, ...] = ()
     code: str = ""
@@ -106,8 +106,8 @@ _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
 
 
 def _disown_children() -> None:
-    """Called in a fork of the parent: close() and the exit do nothing here. The alive pipes are closed, because a child
-    does not see the end of its parent while any process holds the write end open."""
+    """In a fork of the parent, make close() and the exit leave the children alone. Also closes the alive pipes there,
+    because a child does not see the end of its parent while any process holds the write end open."""
     for child in list(_children):
         if child._end.detach() is not None:
             os.close(child._write_end)

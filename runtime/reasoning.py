@@ -28,7 +28,7 @@ class ReasoningParser:
         """is_open: the prompt ends with the start mark, so the output begins with reasoning."""
         self._marks, self._is_inside = marks, marks.is_forced or is_open
         self._place: Literal["lead", "reasoning", "gap", "content", "closed", "all"] = "lead"
-        self._answer = marks.answer  # "" when it has come
+        self._answer = marks.answer  # the answer mark; "": it was found
         self._held = ""  # text that may be the beginning of a mark, or white space at the end of a part
         self._n_fed = self._n_taken = 0
         self.reasoning = ""
@@ -55,7 +55,7 @@ class ReasoningParser:
         return content
 
     def finish(self) -> str:
-        """Take note that the output has ended. Returns the rest of the content."""
+        """Parse the end of the output. Returns the rest of the content."""
         rest, self._held = self._held, ""
         if self._place == "lead" and not self._is_inside:
             self._place, self.n_content = "all", len(rest)
@@ -88,7 +88,7 @@ class ReasoningParser:
         return text
 
     def _reason(self, text: str) -> str:
-        """Look for the end mark. Returns the text after it; "" if it has not come."""
+        """Look for the end mark. Returns the text after it; "" if it is not there yet."""
         reasoning, found, rest = text.partition(self._marks.end)
         if found:
             self._place, self.reasoning = "gap", (self.reasoning + reasoning).lstrip()

@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
 class ServerMetrics:
     """The metrics of the last answer. A new engine counts from 0, so the last counts of engines that have ended are
-    added: counters never fall."""
+    added to its counts: counters never fall."""
 
     def __init__(self) -> None:
         self._stats: Mapping[str, Any] = {}

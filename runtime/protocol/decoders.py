@@ -1,4 +1,4 @@
-"""The decoders of the server, the engine, its host and the preflight process; wire.py has that of a client.
+"""The decoders of the server, the engine, its host and the preflight process; wire.py has the decoder of a client.
 
 They are in a separate file because creating them takes 3 ms, and `import banyan` needs none of them. There is one per
 direction, so a message that belongs to another direction does not decode.

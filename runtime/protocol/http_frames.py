@@ -19,7 +19,7 @@ _LENGTH = 4
 
 
 def server_url(url: str) -> str:
-    """The URL of a server, to which PATH is appended. Clients of OpenAI's API write it with /v1."""
+    """The URL of a server, to which PATH is appended. Removes the /v1 that clients of OpenAI's API write."""
     return url.rstrip("/").removesuffix("/v1")
 
 

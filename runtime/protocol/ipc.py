@@ -178,7 +178,7 @@ def watch(socket: Socket) -> Socket:
 
 
 def connected(monitor: Socket) -> tuple[int, int]:
-    """(file descriptor, inode) of a DEALER's connection: takes the first event of its `watch` socket. (-1, 0): it broke
+    """(file descriptor, inode) of a DEALER's connection, from the first event of its `watch` socket. (-1, 0): it broke
     already."""
     number = _EVENT.unpack(monitor.recv_multipart()[0])[1]
     try:

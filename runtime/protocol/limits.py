@@ -1,5 +1,5 @@
 """The limits of one message: how long each string and each list in it may be. They are the same for all servers. (The
-limits of marks, of pixels and of characters to read are checked after decoding.)
+limits of marks, images, pixels and characters to read are checked after decoding.)
 
 A decoder checks a list's length before it reads the items, so a list that is too long costs no time. The limits that a
 server can set are in `config`: bytes of a message, and what a client may have on the server at a time.
@@ -16,11 +16,11 @@ MAX_NUMBER = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 """The engine works with 32-bit integers."""
 MAX_OPS = 1 << 15
-"""Their headers take 1.5 to 3.5 ms to decode (one core of an AMD EPYC)."""
+"""The headers of this many ops take 1.5 to 3.5 ms to decode (one core of an AMD EPYC)."""
 MAX_PARTS = 4096
 MAX_IDS = 1 << 13
 MAX_ITEMS = 1 << 15
-"""Texts of this number take 1.5 to 2 ms to decode."""
+"""This many texts take 1.5 to 2 ms to decode."""
 MAX_READ = 1 << 23
 """A text of this many characters takes 1 to 5 ms to send."""
 MAX_NAME = 256
@@ -38,7 +38,7 @@ MAX_RESULTS = 1024
 MAX_NODES = 1 << 16
 MAX_IMAGES = 1 << 10
 MAX_PIXELS = 1 << 25
-"""In RGB they take 100 MiB."""
+"""An RGB image of this size takes 100 MiB."""
 MAX_MARKS = 1 << 13
 """A fork copies the marks of its state: 8,192 take 1 ms."""
 

@@ -32,7 +32,7 @@ def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:
     ipc.private_directory(folder)
     if (existing := folder / f"{name}.key_secret").exists():
         raise ConfigError(
-            f"{existing} exists already, and clients that use it could not connect any more; choose another directory"
+            f"{existing} exists already; clients that use it could not connect with a new key; choose another directory"
         )
     old_umask = os.umask(0o077)
     try:

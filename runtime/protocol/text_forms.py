@@ -1,4 +1,4 @@
-"""Regexes of values written as text, for both ends of a socket: JSON Schema's formats and the types of gens.
+"""Regexes of values written as text, for client and server: JSON Schema's formats and the types of gens.
 
 They match whole texts, and contain no anchors.
 """
@@ -139,12 +139,13 @@ ANNOTATING_FORMATS = frozenset((
 """Formats that are known to annotate only."""
 
 LOOKS_AROUND = r"\(\?<?[=!]|\\[bB1-9]"
-"""Found in a pattern that no mask can enforce. Of a checked schema, the server leaves such patterns to the client."""
+"""Matches inside a pattern that masks cannot enforce, because it has look-around, word boundaries or back-references.
+The server does not enforce such patterns of a checked schema; the client checks them."""
 
 
 def with_classes(pattern: str, classes: dict[str, dict[str, str]]) -> str:
-    """The pattern with other texts for classes of characters such as \\d. classes: where they are (outside of brackets,
-    "", or after "[" or "[^") -> class -> text."""
+    """The pattern with replacements for character classes such as \\d. classes: the place of a class ("": outside of
+    brackets; "[" or "[^": inside such a bracket) -> class -> replacement."""
     around, out = "", list[str]()
     for part in re.findall(r"\\.|\[\^?\]?|.", pattern, re.DOTALL):
         if around and part == "]":
@@ -157,11 +158,11 @@ def with_classes(pattern: str, classes: dict[str, dict[str, str]]) -> str:
 
 
 def with_flags(pattern: re.Pattern[Any]) -> str:
-    """The text of a compiled pattern, with what its flags change."""
+    """The text of a compiled pattern, with its flags written into it."""
     text: str = pattern.pattern
     if pattern.flags & re.ASCII:
         text = with_classes(text, {"": {name: f"[{one}]" for name, one in _ASCII.items()}, "[": _ASCII, "[^": _ASCII})
-    # MULTILINE changes nothing at the ends of the text, and the compiler takes ^ and $ nowhere else
+    # MULTILINE changes nothing at the ends of the text, and the compiler accepts ^ and $ nowhere else
     flags = "".join(flag for flag in "isx" if pattern.flags & re.RegexFlag[flag.upper()])
     return f"(?{flags}){text}" if flags else text
 

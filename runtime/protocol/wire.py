@@ -11,11 +11,11 @@ have a default, so that peers of different releases understand each other. Token
     engine -> server   Notice, Ready, Step, TreeEvents, Failed, Answer, EnginePong, WantImages, Exported, Pulled
     engine host        HostHello, EngineStarted, EngineEnded to the server; StartEngine, EndEngine, Dismiss, Ping to it
 
-The client numbers its programs, and within a program states (running prompts; 0 is the first one and forks make more)
+The client numbers its programs, and in each program its states (running prompts; 0 is the first, and forks make more)
 and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different states run
 concurrently and wait only for the refs that they use.
 
-`seq` counts the messages of one program from 0, separately in each direction. A wrong one fails the program.
+`seq` counts the messages of one program from 0, separately in each direction. A wrong `seq` fails the program.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class WireToolCall(Wire, frozen=True):
 
 
 class BeginTurn(Wire, frozen=True, tag="begin"):
-    """A chat turn of `role` begins. The text of the marker comes from the tokenizer's chat template."""
+    """A chat turn of `role` begins. The chat template of the model determines the text of its markers."""
 
     role: Annotated[str, Meta(max_length=MAX_ROLE)]
     answers: WireToolCall | None = None
@@ -107,7 +107,7 @@ class BeginTurn(Wire, frozen=True, tag="begin"):
 
 
 class EndTurn(Wire, frozen=True, tag="end"):
-    """The open chat turn ends. calls: what an assistant's turn calls after its text. The chat template writes them."""
+    """The open chat turn ends. calls: the tool calls of an assistant's turn; the chat template writes them."""
 
     calls: Annotated[tuple[WireToolCall, ...], Meta(max_length=MAX_RESULTS)] = ()
 
@@ -210,10 +210,10 @@ class Tools(Wire, frozen=True):
     max_rounds: Int32 = 4
     ends_turn: bool = False
     """The gen has one turn only. If the model calls tools in it, the turn ends with the calls, which are in
-    Sample.calls; Sample.text is the text before them. An invalid call is text. A constraint of the gen applies only if
-    the model calls no tool: then the output is generated a second time."""
+    Sample.calls; Sample.text is the text before them. An invalid call counts as text. A constraint of the gen applies
+    only if the model calls no tool: then the output is generated a second time."""
     must_call: bool = False
-    """With ends_turn: the output is a call and nothing else, apart from reasoning."""
+    """With ends_turn: apart from reasoning, the output is nothing but a call."""
     only: Name = ""
     """The only tool that may be called; "": all of them. The model reads the specs of all tools in any case."""
     one_call: bool = False
@@ -274,7 +274,7 @@ class Gen(Wire, frozen=True):
     """Name of the LoRA adapter to use; "": none. Different adapters never share KV."""
     chat_template_kwargs: TemplateKwargs = ""
     """A JSON object: variables for the chat template, such as {"enable_thinking": false}; "": none. The template
-    renders the whole conversation with them. BadProgram: one has the name of something that the server gives it."""
+    renders the whole conversation with them. BadProgram: the server itself sets a variable of this name."""
 
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -397,7 +397,7 @@ class ProgramLimits(Wire, frozen=True):
     the limit.
 
     timeout: seconds, as the user gave it (0: none). left: how many of them are left when the message is sent.
-    timeout_of: whether a run or a batch has the timeout. budget: tokens for all gens together (0: no limit).
+    timeout_of: whether the timeout is that of a run or of a batch. budget: tokens for all gens together (0: no limit).
     batch, batch_budget: programs of one client with the same `batch` (-1: none) share a token budget.
     priority: waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from
     now (0: none); missing it is not an error. durable: a name under which the program continues after the server was
@@ -581,8 +581,8 @@ class TokenUsage(Wire, frozen=True):
 
 class Times(Wire, frozen=True):
     """When a gen or select reached each stage, on the monotonic clock that all processes of a machine share. ready: its
-    state reached it. sent: to the engine. started: the engine began to compute it. first, ended: its first and last
-    token. 0.0: unknown, or it did not happen."""
+    state reached it. sent: the server sent it to the engine. started: the engine began to compute it. first, ended: its
+    first and last token. 0.0: unknown, or it did not happen."""
 
     ready: float = 0.0
     sent: float = 0.0
@@ -603,8 +603,8 @@ class Tokens(Wire, frozen=True):
 class TokenLogprob(Wire, frozen=True):
     """One token: its id, text, logprob, and the best `top_logprobs` alternatives as (id, text, logprob).
 
-    spelling: its bytes, if it may hold part of a character, which its text cannot show; top_spellings: likewise of each
-    alternative. Empty: the text is all."""
+    spelling: the bytes of the token, if it may hold part of a character, which `text` cannot show; top_spellings: the
+    same for each alternative. Empty: `text` shows the whole token."""
 
     id: int
     text: str
@@ -620,8 +620,8 @@ FinishReason = Literal["stop", "length", "abort"]
 class Sample(Wire, frozen=True):
     """One finished output. matched: the stop string, pattern or token id that ended it; None if max_tokens did.
     drafted: int32 `bytes`, indices of output tokens that were drafted. drafts: drafter -> (tokens proposed, tokens
-    accepted). After retries or tool rounds `drafts` has the sums of all outputs, as Value.usage; the rest describes the
-    last one."""
+    accepted). After retries or tool rounds, `drafts` is summed over all outputs, like Value.usage; the other fields
+    describe the last output."""
 
     text: str
     finish_reason: FinishReason
@@ -637,7 +637,7 @@ class Sample(Wire, frozen=True):
 
 class Scores(Wire, frozen=True):
     """Scores of a select, for each choice: the mean logprob, the (logprob, id) of each scored token, and its weight in
-    the draw. unconditional: the same without the prompt, only for the method that needs it."""
+    the draw. unconditional: as `tokens`, but without the prompt; only for the method that needs it."""
 
     normalized: tuple[float, ...]
     tokens: tuple[tuple[tuple[float, int], ...], ...]
@@ -714,8 +714,8 @@ class Failed(Wire, frozen=True):
 
 
 class Answer(Wire, frozen=True):
-    """The answer to an Ask. body: JSON, or a UTF-8 error message if not ok. code: the code of an error that is no
-    refusal; see runtime/errors.py."""
+    """The answer to an Ask. body: JSON, or a UTF-8 error message if not ok. code: the code (runtime/errors.py) of an
+    error that is not a refusal."""
 
     id: int
     ok: bool
@@ -776,7 +776,7 @@ class Run(Wire, frozen=True):
     images: tuple[ImageRows, ...] = ()
     """The rows of images in the prompt, in ascending order. The engine asks for the images that it needs."""
     is_trial: bool = False
-    """An engine has died of this request, and this is its trial (server/engine_link/recovery.py)."""
+    """An engine has died while it ran this request, and this is its trial (server/engine_link/recovery.py)."""
 
 
 class PixelArray(Wire, frozen=True):
@@ -849,8 +849,8 @@ class Release(Wire, frozen=True):
 
 
 class EvictFirst(Wire, frozen=True):
-    """Nothing will continue from the ids after the first n_shared of this prefix. Evict them before anything else,
-    unless a request or a hold uses them."""
+    """Evict the KV of the ids after the first n_shared of this prefix before anything else, unless a request or a hold
+    uses it: no program will continue there."""
 
     ids: bytes
     n_shared: int = 0
@@ -994,7 +994,7 @@ class Pulled(Wire, frozen=True):
 
 
 class Notice(Wire, frozen=True):
-    """A line for people: something that takes a starting engine seconds, or that it lacks."""
+    """A line for people: what a starting engine spends seconds on, or what it lacks."""
 
     text: str
 
@@ -1029,8 +1029,8 @@ class Ready(Wire, frozen=True):
 
 
 class OtherWork(Wire, frozen=True):
-    """What the engine's host adds if several servers use the engine: the work of the other servers. n_prompt: prompt
-    tokens of their requests that are expected to be computed. n_running: their requests."""
+    """The work of the other servers that use the engine; its host sends this. n_prompt: the prompt tokens of their
+    requests that are expected to be computed. n_running: how many requests they have in the engine."""
 
     n_prompt: int = 0
     n_running: int = 0

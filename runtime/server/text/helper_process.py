@@ -1,4 +1,4 @@
-"""A child process for work that bad data may make endless or crash. It answers each message that it gets."""
+"""A child process for work that may hang or crash on bad data. It answers each message that it gets."""
 
 from __future__ import annotations
 

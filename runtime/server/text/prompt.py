@@ -1,8 +1,8 @@
 """A state's prompt on the server: what was appended, and the tokens of it.
 
 The tokens are kept in runs. The text between two gens, or before the first one, is encoded as one string, and is one
-run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces into text. Runs
-stay valid as long as that text begins with the text of the runs, so if a template rewrites earlier turns, only the
+run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces into text.
+Runs stay valid as long as that text begins with the text of the runs, so if a template rewrites earlier turns, only the
 changed tail is encoded again.
 """
 

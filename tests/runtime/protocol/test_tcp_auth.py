@@ -198,7 +198,7 @@ def test_connect_to_unused_port_fails_at_once() -> None:
         ({"bind": "tcp://*:7100", "curve_key": "k"}, "write it like tcp://10.0.0.1:7100"),
         ({"bind": "7100", "curve_key": "k"}, "write it like"),
         ({"bind": "tcp://h:70000", "curve_key": "k"}, "write it like"),
-        ({"curve_key": "k"}, "bind is not set"),
+        ({"curve_key": "k"}, "neither bind nor engines_at is set"),
     ],
 )
 def test_bind_without_keys_or_a_valid_address_is_refused(options: dict[str, Any], error: str) -> None:

@@ -1,4 +1,4 @@
-"""The process for data that may take too long or kill it."""
+"""The child process for work that may hang or crash on bad data."""
 
 from __future__ import annotations
 
