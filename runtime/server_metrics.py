@@ -17,7 +17,7 @@ GOOD = {"requests": "requests that ended", "tokens": "their tokens", "programs":
 DRAFTS = {"drafted": "draft tokens that were proposed", "accepted": "draft tokens that became part of an output"}
 PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdrawn": "n_quarantined"}
 REPLICA = {"running": "requests that run in an engine", "waiting": "requests that wait in an engine"}
-"""Counters of each engine; all other metrics are sums over the engines."""
+"""The metrics with a value for each engine; all others are for the whole server."""
 
 
 class Family(NamedTuple):

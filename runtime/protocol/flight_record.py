@@ -33,7 +33,7 @@ class FlightRecord:
         return fd
 
     def note(self, row: int, rids: Sequence[int]) -> None:
-        """Record that the threads of `row` work on these requests from now on. One call for a row at a time."""
+        """Record that the threads of `row` work on these requests from now on. At most one thread at a time."""
         words, at, n = self._words, row * (1 + _MAX_IDS), min(len(rids), _MAX_IDS)
         words[at] = 0  # a crash during the next line leaves an empty row, not a half-written one
         words[at + 1 : at + 1 + n] = memoryview(array("q", rids[:n]))

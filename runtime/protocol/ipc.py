@@ -25,7 +25,7 @@ Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 HEARTBEAT = 1.0
-"""Seconds between two Pings of a client."""
+"""Seconds between two Pings."""
 MAX_MISSED = 5
 """Pings that the server may leave unanswered before the client considers it lost."""
 MAX_SILENT = 30

@@ -9,7 +9,9 @@ have a default, so that peers of different releases understand each other. Token
     server -> engine   SetVocabulary, Listen, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping,
                        ImagePixels, Export, Pull, EndPull
     engine -> server   Notice, Ready, Step, TreeEvents, Failed, Answer, EnginePong, WantImages, Exported, Pulled
-    engine host        HostHello, EngineStarted, EngineEnded to the server; StartEngine, EndEngine, Dismiss, Ping to it
+    engine host        HostHello, EngineStarted, EngineEnded, OtherWork to the server;
+                       StartEngine, EndEngine, Dismiss, Ping to it
+    preflight          CheckResult to the server; SetVocabulary, Check to it
 
 The client numbers its programs, and in each program its states (running prompts; 0 is the first, and forks make more)
 and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different states run
@@ -530,8 +532,8 @@ class ChatMarkers(Wire, frozen=True):
     prompt that it adds if the first turn is not a system turn. stop: strings that end an assistant turn. calls: how it
     writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why. reasoning: how the model marks
     its reasoning, if the template shows that it reasons. reads_effort: whether the template reads a variable
-    `reasoning_effort`. thinking_switch: the variable that switches the reasoning on and off, if the template reads one
-    of a usual name."""
+    `reasoning_effort`. thinking_switch: the variable that switches the reasoning on and off, enable_thinking
+    or thinking; "": the template reads neither."""
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
@@ -886,7 +888,7 @@ class Finish(Wire, frozen=True):
 
 
 class EnginePong(Wire, frozen=True):
-    """The engine's reply to a Ping. fixed, row: the seconds of a step, fixed and for each row, as measured lately; 0.0:
+    """The engine's reply to a Ping. A step with n rows takes about fixed + n * row seconds, as measured lately; 0.0:
     too few steps were measured."""
 
     fixed: float = 0.0

@@ -101,7 +101,7 @@ class EngineChanges:
             replica.then.append(self._awaited.popleft())
 
     def started(self, replica: ReplicaProcess) -> None:
-        """Called when an engine is ready."""
+        """Record how long an engine took to start, for the scaling. Called when it is ready."""
         if self._scaler is not None and replica.link.n_starts == 1:
             self._scaler.started(time.monotonic() - replica.began)
 
@@ -209,7 +209,7 @@ class EngineChanges:
                 self._log("info", f"{queued:.1f} s of work are queued for {len(takers)} engines; adding one")
                 self.change(wire.Ask(0, "add"), then)
             else:
-                # An engine that takes prompts only has no requests of its own, however useful it is.
+                # An engine that takes prompts only comes last: it has no requests of its own, however useful it is.
                 least = min(takers, key=lambda one: (one.route.is_prefill, one.route.n_running))
                 self._log("info", f"engine {least.name} is not needed; draining it")
                 self._replicas.drain(least.name, then)

@@ -157,7 +157,7 @@ class EngineHost:
     # ---- connections -----------------------------------------------------------------------------------------------
 
     def _poll(self) -> dict[Any, int]:
-        """Wait until something has happened, or it is time for something."""
+        """Wait for a message, the end of the engine or the parent, or the next deadline. Returns what is readable."""
         engine, connections = self._engine, (socket for server in self._servers for socket in server.sockets or ())
         sources = (self._alive_fd, *((engine.socket, engine.life) if engine else ()), *connections)
         if sources != self._sources:
@@ -172,8 +172,8 @@ class EngineHost:
         return dict(self._poller.poll(None if wait == math.inf else max(0, math.ceil(1000 * wait))))
 
     def _listen(self, server: JoinedServer, ready: Mapping[Any, int]) -> None:
-        """Handle what has happened at a server, and connect to it if it is time. Raises _Broken, ConnectFailed or
-        ConfigError if the connection has to end."""
+        """Handle the messages and the events of a connection, and connect if it is time. Raises _Broken, ConnectFailed
+        or ConfigError if the connection has to end."""
         if server.sockets is None:
             if (now := time.monotonic()) >= server.deadline:
                 server.deadline = now + CONNECT

@@ -104,7 +104,7 @@ class _StateKV:
 
 
 class KVHintSender:
-    """Receives the events of requests and programs, and sends hints: send(hint, serial number of the program)."""
+    """Receives the events of requests and programs, and sends hints: send(serial of the program, hint)."""
 
     def __init__(
         self,

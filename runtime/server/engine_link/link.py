@@ -44,8 +44,8 @@ STOPPED = 2
 
 def later_config(config: Config, ready: wire.Ready | None) -> Config:
     """The options of an engine that starts while the server runs. The options name no adapters, since the server sends
-    the present ones later. ready: the Ready message of an engine that runs beside the new one, or ran before it, if
-    there is one. Then the new one gets the same number of pages, because its share cannot be computed from the memory
+    the present ones later. ready: the Ready message of an engine that runs beside the new one, or ran before it; None:
+    there is none. The new engine gets as many pages as that one, because its share cannot be computed from the memory
     that is free now."""
     if ready is not None:
         n_tokens = max(1, config.replicas) * ready.n_pages * ready.page
@@ -90,8 +90,8 @@ class EngineProcess:
         return is_stopped(self.pid)
 
     def await_report(self) -> bool:
-        """After the process has ended: wait for a report that is still on its way, at most LAST_REPORT seconds. A
-        process that failed by itself says why before it ends, and libzmq's thread may not have read that yet."""
+        """Wait for the last report of a process that has failed by itself, at most LAST_REPORT seconds. Returns whether
+        it is there. The process sends the report before it ends, but libzmq's thread may not have read it yet."""
         return self._child.wait(0) == 1 and self.socket.poll(int(1000 * LAST_REPORT)) != 0
 
     def kill(self, is_hung: bool = False) -> None:

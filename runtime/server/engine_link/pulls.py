@@ -1,4 +1,4 @@
-"""Moves KV from one engine to another: `Pull(ids, namespace, from)`.
+"""Moves KV from one engine to another.
 
 The source exports the pages of a prefix (wire.Export), the target takes them over (wire.Pull), and both are told when
 the pull is over (wire.EndPull). Requests that need the prefix wait for the pull. If it fails, they are sent all the
@@ -18,12 +18,12 @@ from banyan.runtime.protocol import wire
 AT_ONCE = 4
 """The most pulls that run from one engine at the same time; further ones are queued."""
 LEAST = 5.0
-"""A pull is given up after no less than this many seconds: on a busy machine even a small pull may take long, and the
-death of an engine is noticed at once."""
+"""The shortest time limit of a pull, in seconds. On a busy machine even a small pull may take long; the death of an
+engine ends its pulls at once."""
 
 
 class PullEnd(Protocol):
-    """What this file needs to know about a Route."""
+    """The part of a Route that pulls need."""
 
     n_pulls: int
     kv: wire.KVFormat | None
@@ -102,7 +102,7 @@ class Pulls:
                 self._queue.remove(pull)
                 self._running[pull.source] += 1
                 pull.started = self._clock()
-                run, end = pull.run, 4 * pull.end + 4  # an engine exports what is before the last token
+                run, end = pull.run, 4 * pull.end + 4  # + 4: an engine exports only what is before the last token
                 run = run if pull.compute else wire.Run(0, run.ids[:end], namespace=run.namespace)
                 left = pull.until - pull.started + LEAST
                 pull.source.send(wire.Export(pull.number, run, pull.first, left, pull.compute))

@@ -37,7 +37,7 @@ class Death(NamedTuple):
 
 
 class Suspect(Protocol):
-    """What this file needs to know about a request."""
+    """The part of a request that trials need."""
 
     n_deaths: int
     """How many engines ended while they worked on the request, since its last token."""
@@ -193,9 +193,9 @@ def cause(exit_code: int | None, n_oom_kills: int, is_hung: bool, was_stopped: b
     """(a description of the engine's end, whether it was ended from outside). n_oom_kills: processes that the kernel
     killed for lack of memory during the engine's life."""
     if was_stopped:
-        return "it was stopped by a signal, and did not go on", True
+        return "it was stopped by a signal, and was killed", True
     if is_hung:
-        return "it gave no sign of life, and was ended", False
+        return "it gave no sign of life, and was killed", False
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}", exit_code == 0  # 0: something asked it to end
     name = signal.Signals(-exit_code).name if -exit_code in signal.valid_signals() else f"signal {-exit_code}"

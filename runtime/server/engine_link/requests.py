@@ -282,7 +282,7 @@ class EngineRequests:
         return request
 
     def _restore(self, request: EngineRequest, record: JournalEntry) -> None:
-        """Continue a request of an earlier server, with the output that it had there."""
+        """Continue a request that an earlier server had, with its recorded output."""
         request.is_restoring = False
         if request.rid in self._living:
             self._add(request, memoryview(bytes(record.ids)).cast("i"), record.logprobs)

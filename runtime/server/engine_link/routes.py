@@ -178,7 +178,7 @@ class Routes:
 
     @property
     def queued_seconds(self) -> float:
-        """Seconds of work that was placed and is not done. A token counts as its share of the largest step."""
+        """Seconds of work that was placed and is not done, at the measured seconds per token."""
         return self._fleet.queued_seconds
 
     def find(self, serial: int) -> PlacedProgram | None:

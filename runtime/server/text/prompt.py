@@ -1,9 +1,10 @@
 """A state's prompt on the server: what was appended, and the tokens of it.
 
 The tokens are kept in runs. The text between two gens, or before the first one, is encoded as one string, and is one
-run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces into text.
-Runs stay valid as long as that text begins with the text of the runs, so if a template rewrites earlier turns, only the
-changed tail is encoded again.
+run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces that were
+appended into atoms: texts (also those that the template writes), outputs and images. Runs stay valid as long as the
+text of the atoms begins with the text of the runs. So if a template rewrites earlier turns, only the changed tail is
+encoded again.
 """
 
 from __future__ import annotations
@@ -289,7 +290,7 @@ class PromptText(Prompt):
                 self.pieces.pop()
                 self.pieces.append(last._replace(text=last.text[:-1]))
                 self._n_chars -= 1
-                self._head = None  # it may have the piece
+                self._head = None  # it may contain the old piece
                 text = whole[len(before) - 1 :]
         self.append(GeneratedText(text, ids, is_given=True))
 
@@ -408,7 +409,7 @@ class PromptText(Prompt):
         if start and isinstance(self.pieces[start - 1], TurnEnd) and template is not None:
             roles = tuple(turn.shape for turn in _turns(self.pieces[:start])[0])
             end, last = template.ending(roles, now), (template.markers(roles, None, now) or ("",))[-1]
-            before = before.removesuffix(last) + end  # only after the last turn does the template write `last`
+            before = before.removesuffix(last) + end  # the template writes `last` only after the last turn
             text += end if start > len(self.pieces) - len(rest) else ""
         n = len(before)
         if not whole.startswith(before):  # the template rewrote the text before `start`

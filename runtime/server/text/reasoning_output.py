@@ -76,7 +76,7 @@ class ReasoningOutput:
         thought, n_left = self._stream.new_reasoning(), len(self._last.logprobs)
         if content and self._n_reasoning is None and n_left:
             self._n_reasoning = _n_before(request, self._stream.content_start)
-        # The logprobs of the marks go with the reasoning, also if its text has been passed on already.
+        # The logprobs of the marks go with the reasoning, even if its text has been passed on already.
         n = max(0, (self._n_reasoning or 0) - self._n_passed) if content else n_left
         if thought or (content and n):
             self._send(thought, True, n)
