@@ -372,12 +372,12 @@ def check(c: Config) -> None:
     )
     require(
         bool(c.engines_at) == bool(c.engine_keys),
-        "engines_at and engine_keys go together: where engines join, and a file with the keys of those that may",
+        "engines_at and engine_keys go together: where engines join, and a file with the keys that are accepted there",
     )
     require(
         c.max_replicas == 0 or 1 <= c.min_replicas <= c.replicas <= c.max_replicas,
-        f"min_replicas is {c.min_replicas}, replicas {c.replicas} and max_replicas {c.max_replicas}; they must be in "
-        "this order, from 1 on",
+        f"min_replicas is {c.min_replicas}, replicas {c.replicas} and max_replicas {c.max_replicas}; they must satisfy "
+        "1 <= min_replicas <= replicas <= max_replicas",
     )
     require(c.max_replicas > 0 or c.min_replicas == 1, "min_replicas has an effect only with max_replicas")
     require(not (c.ray and c.engines_at), "ray makes its own engines_at and keys; leave these out")

@@ -36,9 +36,9 @@ def check_calls(calls: Iterable[WireToolCall]) -> None:
     """Check the calls of an earlier turn. BadProgram: a call has an invalid id or name."""
     for call in calls:
         if not _ID.fullmatch(call.id):
-            raise BadProgram(f"the id of a call must have nine digits, not be {call.id[:80]!r}")
+            raise BadProgram(f"the id of a call must have nine digits, but it is {call.id[:80]!r}")
         if not _TOOL.fullmatch(call.name):
-            raise BadProgram(f"a tool's name must have 1 to 64 letters, digits and `_.-`, not be {call.name[:80]!r}")
+            raise BadProgram(f"a tool's name must have 1 to 64 letters, digits and `_.-`, but it is {call.name[:80]!r}")
 
 
 def read_arguments(call: WireToolCall) -> dict[str, Any]:

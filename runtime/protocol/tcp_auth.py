@@ -28,7 +28,7 @@ _TIMEOUT_MS = 5000  # a connection without a heartbeat for this time is closed
 def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:
     """Write a public and a secret key into a directory of mode 0700. ConfigError: it contains keys of this name."""
     if not re.fullmatch(r"[\w.-]{1,64}", name):
-        raise ConfigError(f"a name must have 1 to 64 letters, digits and ._-, not be {name[:200]!r}")
+        raise ConfigError(f"a name must have 1 to 64 letters, digits and ._-, but it is {name[:200]!r}")
     ipc.private_directory(folder)
     if (existing := folder / f"{name}.key_secret").exists():
         raise ConfigError(
