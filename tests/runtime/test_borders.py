@@ -136,7 +136,7 @@ def receive_answers(socket: Any) -> list[wire.ServerMessage]:
         replies.append(wire.decode_server(socket.recv()))
         match replies[-1]:
             case wire.Answer(id=99, ok=is_ok, body=body):
-                assert is_ok or b"is no operator" in body, body
+                assert is_ok or b"is not an operator" in body, body
                 return replies
             case wire.Failed(program=-1):
                 return replies

@@ -235,7 +235,7 @@ def test_outputs_with_two_ranks_are_those_of_one(
 @pytest.mark.parametrize(("options", "message"), [
     ({"tp": 0}, "tp is 0; it must be at least 1"),
     ({"tp": 2, "host_memory": "1MB", "host_file": "kv"}, "host_file holds the KV of one process"),
-    ({"tp": 2, "adapters": {"a": "dir"}}, "adapters are not cut"),
+    ({"tp": 2, "adapters": {"a": "dir"}}, "adapters cannot be split"),
 ])  # fmt: skip
 def test_options_that_do_not_go_with_tp_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -287,7 +287,7 @@ def test_command_line_connects_with_token_and_key(tcp_server: TcpServer, tmp_pat
     argv += ["--token-file", str(token_file), "--server-key", tcp_server.key]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "'bob' is no operator" in done.stderr, "the connection was accepted"
+    assert "'bob' is not an operator" in done.stderr, "the connection was accepted"
     token_file.write_text("\n")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert "contains no token" in done.stderr

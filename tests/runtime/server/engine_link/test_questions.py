@@ -115,7 +115,7 @@ def test_adapter_has_its_name_once_the_engine_has_loaded_it(words: Tokenizer) ->
         assert not asked.sent[-1].ok
         assert why in asked.sent[-1].body
     asked.ask("load_adapter", "c", client=b"guest")
-    assert b"no operator" in asked.sent[-1].body
+    assert b"not an operator" in asked.sent[-1].body
     assert len(asked.to_engine) == 2
 
 

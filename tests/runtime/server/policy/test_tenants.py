@@ -273,7 +273,7 @@ def test_global_queries_need_an_operator(
             assert secret not in repr(shown)
         assert ops.ask("stats")["server"]["clients"] == 2
         for query in ("stats", "flush", "check", "tree", "events"):
-            with pytest.raises(BanyanError, match="'ann' is no operator"):
+            with pytest.raises(BanyanError, match="'ann' is not an operator"):
                 ann.ask(query)
         with pytest.raises(BanyanError, match="only an operator may check"):
             check(ann, is_private=False)
