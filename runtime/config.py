@@ -424,7 +424,7 @@ def n_sinks(c: Config) -> int:
 
 
 def check_adapter_name(name: str) -> None:
-    """Check the name of an adapter. ConfigError: gens could not use it."""
+    """Check the name of an adapter. ConfigError: it is not valid."""
     if not re.fullmatch(r"[\w.-][\w./-]{0,127}", name):
         raise ConfigError(
             f"{name[:200]!r} is not a valid name of an adapter: it must have 1 to 128 letters, digits and ./_-"
@@ -531,7 +531,7 @@ def place(config: Config, hardware: Hardware, name: str, max_context: int, check
 
 
 MOST_CONTEXTS = 64
-"""With kv_memory 'auto', the pages are enough for at most this many full contexts: more would only make the start
+"""The most full contexts for which there are pages with kv_memory 'auto': more pages would only make the start
 slower."""
 
 
@@ -578,11 +578,12 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
     """The second part of `resolve`: divide the memory.
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
-    most MOST_CONTEXTS. Engines that share a device share its memory. If a model has recurrent states, they get half of
-    this memory. If windowed layers have their own pages, let f be the number of windowed pages per other page that a
-    full context needs. There are then sqrt(f) windowed pages per other page: a compromise between full contexts (f) and
-    texts shorter than the window (1). The other pages get at least half of what they would get if all layers shared
-    pages. If all layers are windowed, the other pages take no memory, and there are enough of them for a context.
+    most that of MOST_CONTEXTS. Engines that share a device share its memory. If a model has recurrent states, they get
+    half of this memory. If windowed layers have their own pages, let f be the number of windowed pages per other page
+    that a full context needs. There are then sqrt(f) windowed pages per other page: a compromise between full contexts
+    (f) and texts shorter than the window (1). The other pages get at least half of what they would get if all layers
+    shared pages. If all layers are windowed, the other pages take no memory, and there are enough of them for a
+    context.
     """
     n_context = -(-placement.context // config.page)
     n_window = request_window_pages(config, model, placement)

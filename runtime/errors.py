@@ -85,7 +85,7 @@ class OutOfMemory(BanyanError, code="out_of_memory"): ...
 class RuntimeLost(BanyanError, code="runtime_lost"):
     @classmethod
     def unless_in(cls, process: int, what: str) -> None:
-        """Raise the error if this process is a fork of `process`, in which `what` runs."""
+        """Raise the error if this process is not `process` but a fork of it. what: what runs in `process`."""
         if process != (here := os.getpid()):
             raise cls(f"{what} runs in process {process}, and this is its fork {here}: start another one here")
 
@@ -138,14 +138,14 @@ class Cancelled(ProgramError, code="cancelled"): ...
 class DeadlineExceeded(ProgramError, TimeoutError, code="deadline_exceeded"):
     @classmethod
     def of(cls, what: str, seconds: float) -> Self:
-        """what: "gen", "select", "run" or "batch"."""
+        """The error of a timeout that ran out. what: "gen", "select", "run" or "batch"."""
         return cls(f"the {what}'s timeout of {seconds:g} s ran out")
 
 
 class BudgetExceeded(ProgramError, code="budget_exceeded"):
     @classmethod
     def of(cls, what: str, n_tokens: int) -> Self:
-        """what: "gen", "run" or "batch"."""
+        """The error of a token budget that ran out. what: "gen", "run" or "batch"."""
         return cls(f"the {what}'s budget of {n_tokens} tokens ran out")
 
 

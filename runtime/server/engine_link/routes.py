@@ -80,7 +80,7 @@ class Route:
 
     @property
     def is_empty(self) -> bool:
-        """Whether its engine may end."""
+        """Whether the engine has nothing to do, so that it may end."""
         return not (self.n_running or self.n_pulls)
 
     @property

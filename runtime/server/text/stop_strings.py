@@ -82,5 +82,5 @@ class StopStrings:
 
 @lru_cache(maxsize=16)
 def stop_strings(stops: tuple[str, ...]) -> StopStrings:
-    """The automaton; the samples of a gen, and gens with the same stops, share it."""
+    """The automaton of these stops, cached: the samples of a gen, and gens with the same stops, share it."""
     return StopStrings(stops)

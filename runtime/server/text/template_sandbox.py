@@ -222,7 +222,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in _OF_DICTS:  # as jinja2 does, which catches an AttributeError first
+        if type(obj) is dict and attribute not in _OF_DICTS:  # as jinja2, but without an AttributeError that is caught
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
@@ -337,7 +337,7 @@ def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter so that it pays."""
+    """Wrap a filter of Jinja so that its cost is paid from the budget."""
     is_free = name in _FREE
     at = 1 if hasattr(function, "jinja_pass_arg") else 0  # the value follows a context or an environment
 
@@ -372,7 +372,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _limited_test(name: str, function: Any) -> Callable[[Any, Any], Any]:
-    """Wrap a test that compares values so that it pays."""
+    """Wrap a test of Jinja that compares values, so that its cost is paid from the budget."""
 
     @functools.wraps(function)
     def limited(value: Any, other: Any) -> Any:

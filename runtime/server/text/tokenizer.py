@@ -121,7 +121,7 @@ class Tokenizer:
     eos_ids     ids that end an output
     blank       the ids that stand for an empty prompt
     longest     bytes of the longest spelling
-    is_local    texts are encoded in this process; else in a process that can be killed
+    is_local    whether texts are encoded in this process, and not in one that can be killed
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
@@ -244,7 +244,7 @@ class Tokenizer:
             self._cache.forget(owner)
 
     def set_context(self, n_tokens: int) -> None:
-        """Set the model's context. PromptTooLong is raised for a text with more tokens."""
+        """Set the model's context length. A text with more tokens raises PromptTooLong."""
         self._encoder.max_ids = n_tokens
 
     def close(self) -> None:

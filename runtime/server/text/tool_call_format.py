@@ -29,7 +29,7 @@ _decode = json.JSONDecoder(strict=False).raw_decode
 _BETWEEN = re.compile(r"[\s,;]*")
 _END = "</think>"
 _ARGUMENTS = ("arguments", "parameters")
-"""Models also write the key of another format."""
+"""The keys of arguments that are accepted in any format: models also write that of another format."""
 N_CALLS = 32
 """Most calls of one turn. Further calls are answered with an error."""
 ANY = {"type": "object"}
