@@ -2,12 +2,12 @@
 
     python benchmarks/batch.py [--quick] [--items 1000000] [--kill client client client] [--model DIR] [--json FILE]
 
-`banyan batch` labels the rows of a CSV file from examples in the prompt, on a server of its own. Unless another model
-is given, it is M0 of random_models.py, so that most of the time goes into what an item costs besides the model. Each
-process that --kill names gets a SIGKILL at a random item ("both": client and server at once), and is started again. In
-the end each row must have one result. Memory is RssAnon, sampled four times a second: the largest of all processes in
-that place up to 10,000 items, and up to the end. So kill only clients where the memory of a server that lives through
-the whole batch is wanted.
+`banyan batch` labels the rows of a CSV file from examples in the prompt, on a server of its own. The default model is
+M0 of random_models.py, so small that most of the time of an item is not the model's. Each process that --kill names
+gets a SIGKILL at a random item ("both": client and server at once), and is started again. In the end each row must have
+one result. Memory is RssAnon, sampled four times a second; the peaks up to 10,000 items and up to the end are compared.
+A process counts together with those that it replaced: to measure a server that lives through the whole batch, kill only
+clients.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def cpu(pid: int) -> float:
 class Batch:
     """The server and the client of one batch. Both can be killed and started again.
 
-    peaks: MiB by process; n_done: lines in the output; cpu: seconds by process."""
+    peaks: peak memory of each process in MiB; n_done: lines in the output; cpu: CPU seconds of each process."""
 
     def __init__(self, folder: Path, model: Path, rows: Path) -> None:
         self._folder, self._model, self._rows = folder, model, rows
@@ -84,8 +84,8 @@ class Batch:
     def start_server(self) -> None:
         command = [self._banyan, "serve", "--model", str(self._model), "--socket", str(self._socket), "--kv-memory", KV]
         self._server = subprocess.Popen([*command, "--log", "quiet"], stdout=self._log, stderr=self._log)
-        self._socket.unlink(missing_ok=True)  # of a server that was killed
-        deadline = time.monotonic() + 120  # after which `connect` says that there is no server
+        self._socket.unlink(missing_ok=True)  # left by a server that was killed
+        deadline = time.monotonic() + 120  # then `connect` says that there is no server
         while not self._socket.exists() and self._server.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         with bn.connect(self._socket, timeout=120) as backend:
@@ -97,7 +97,7 @@ class Batch:
         self.client = subprocess.Popen([*command, "--socket", str(self._socket)], stdout=self._log, stderr=self._log)
 
     def kill(self, whom: str) -> None:
-        """SIGKILL, and start again what ended."""
+        """Send SIGKILL, and start again what ended."""
         if whom in ("client", "both"):
             self.client.kill()
         if whom in ("server", "both"):
@@ -199,7 +199,7 @@ def main() -> int:
     options.add_argument("--model", type=Path, help="a model's directory")
     options.add_argument("--items", type=int, default=1_000_000)
     options.add_argument("--kill", nargs="*", choices=["client", "server", "both"], default=["client"] * 3)
-    options.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    options.add_argument("--seed", type=int, default=0, help="seed of the random moments of the kills")
     args = options.parse_args()
     n = 20_000 if args.quick else args.items
     report = Report(

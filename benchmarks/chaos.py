@@ -12,8 +12,8 @@ These run the engine's scheduler and tree in virtual time (simulate.py):
 overload  10,000 programs at once
 fairness  a client with few programs while another has many
 latency   decodes beside long prompts; with --model also on real engines (chaos_latency.py)
-agents    agents that wait for tools, with a cache of half their working set, with each part of the scheduling order
-policies  the same, and fairness, with each `schedule`
+agents    agents that wait for tools, with a cache of half their working set; the scheduler's parts are added in turn
+policies  agents and fairness again, with each value of `schedule`
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ PARTS: dict[str, Callable[[Report, bool], None]] = {
 def main() -> int:
     arguments = parser(__doc__, quick="fewer programs, faults and steps")
     arguments.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
-    arguments.add_argument("--model", type=Path, help="made by random_models.py; latency also runs on a real engine")
+    arguments.add_argument("--model", type=Path, help="a model of random_models.py: latency also runs on a real engine")
     arguments.add_argument("--vllm", type=Path, metavar="PYTHON", help="latency also runs in this vLLM environment")
     options = arguments.parse_args()
     correct(*(GATE if "chaos" in (options.only or PARTS) else GATE[:2]))

@@ -1,5 +1,5 @@
 """How much a long prompt delays running decodes, on a real model in bfloat16, with our engine and with vLLM, each with
-its default size of a prompt's chunks; used by chaos.py.
+its default chunk size; used by chaos.py.
 
 The file is also the process that runs our engine, with the protocol of serving_peers.py:
 
@@ -30,7 +30,7 @@ DTYPE, STEP_TOKENS = "bfloat16", 512
 
 class Latency(NamedTuple):
     """p99 of the seconds between two tokens of a decode, alone and beside long prompts. rise: the difference of the two
-    in CPU seconds, divided by the longest step of these prompts alone; 0 if the peer does not report steps."""
+    in CPU seconds, divided by the longest step while only long prompts run; 0 if the peer does not report steps."""
 
     alone: float
     beside: float
@@ -47,8 +47,9 @@ def gaps(peer: PeerProcess, name: str, seed: int) -> tuple[float, float]:
 
 
 def least(rounds: Sequence[tuple[float, float, float, float, float]]) -> Latency:
-    """From the minimum of each column, as other load only adds. A round has p99 of the gaps alone and beside, the same
-    in CPU seconds, and the longest step. The rise is computed last: load while the decodes are alone would lower it."""
+    """The latency from the minimum of each column of the rounds, as other load only adds. Columns: p99 of the gaps
+    alone and beside, the same in CPU seconds, and the longest step. The rise is computed from the minima: in a single
+    round, load while the decodes are alone would lower it."""
     alone, beside, was, now, chunk = (min(column) for column in zip(*rounds, strict=True))
     return Latency(alone, beside, (now - was) / chunk)
 

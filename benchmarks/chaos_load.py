@@ -64,7 +64,7 @@ def overload(n: int, n_few: int = 32) -> Overload:
 
 
 def cpu_of_a_step(n_waiting: int, has_turnover: bool) -> float:
-    """See `cpu_of_steps`: the median of 5 rounds."""
+    """The median of 5 rounds of `cpu_of_steps`."""
     return statistics.median(islice(cpu_of_steps(n_waiting, has_turnover), 5))
 
 

@@ -64,7 +64,7 @@ def threads() -> int:
 
 
 def memory(n: int) -> dict[str, float]:
-    """Per program of n unfinished async programs: resident KB, and the CPU microseconds from its start to its end."""
+    """For each of n unfinished async programs: resident KB, and the CPU microseconds from its start to its end."""
     with server(hold=n + 1) as path, bn.connect(path) as backend:
         return asyncio.run(_memory(n, backend))
 
@@ -101,7 +101,7 @@ def apart(what: str, n: int = 0) -> Any:
 
 
 def rows(report: Any, quick: bool = False, baseline: float | None = None, baseline_name: str = "") -> None:
-    """Measure and add the rows. The baseline is for the threads."""
+    """Measure and add the rows. baseline: a peer's number of threads."""
     n = 1000 if quick else 10_000
     name = f"threads, {N_PROGRAMS} programs x fork({N_BRANCHES}), pool {N_THREADS}"
     report.row(name, "threads", apart("threads"), baseline, baseline_name, target=f"<= {N_THREADS + 4}")

@@ -96,7 +96,7 @@ def public_schemas(folder: Path) -> Iterator[tuple[Any, list[tuple[Any, bool]]]]
 
 
 class Handled:
-    """A schema that compiles. is_checked: whether a keyword of it is enforced by the check of the finished value."""
+    """A schema that compiles. is_checked: masks do not enforce all its keywords, so finished values are checked."""
 
     def __init__(self, schema: Any, vocabulary: Vocabulary) -> None:
         """Raises a BanyanError if the schema is refused."""
@@ -141,9 +141,9 @@ class Handled:
 
 
 def judged(schemas: Iterable[Any], vocabulary: Vocabulary, n_texts: int, seed: int = 0) -> Counter[str]:
-    """Counts of schemas: "enforced", "checked", "refused ...", "refers to other files"; of drawn texts: "valid",
-    "INVALID", and "caught" by the check or for a repeated name; of values: "accepted", "valid but refused", "INVALID
-    ACCEPTED"."""
+    """Counts of schemas: "enforced", "checked", "unsatisfiable", "refused: ...", "refers to other files"; of drawn
+    texts: "valid", "INVALID", "not ended", and "caught" by the check or for a repeated name; of values: "accepted",
+    "valid but refused", "INVALID ACCEPTED"."""
     found = Counter[str]()
     for n, schema in enumerate(schemas):
         try:
@@ -183,8 +183,7 @@ def _judged(one: Handled, n_texts: int, chance: Random) -> Counter[str]:
 
 
 def given(schema: Any, tests: list[tuple[Any, bool]], vocabulary: Vocabulary) -> Counter[str]:
-    """Counts of values that are given with a schema: "valid" and "invalid"; of each, "accepted valid" and "accepted
-    invalid"."""
+    """Counts the values that are given with a schema: "valid", "invalid", "accepted valid", "accepted invalid"."""
     kinds = [("valid" if is_valid else "invalid", value) for value, is_valid in tests]
     found = Counter(kind for kind, _ in kinds)
     try:

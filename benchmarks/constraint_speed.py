@@ -1,4 +1,4 @@
-"""JSON workload: output characters per second with a constraint, without, and of vLLM's structured output."""
+"""Output characters per second of JSON requests: with a constraint, without one, and with vLLM's structured output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from report import Report
 import banyan as bn
 
 N_REQUESTS, N_ALONE = 64, 16
-"""Requests with 16 at a time, and with one at a time."""
+"""How many requests run: 16 at a time, and one at a time."""
 SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1",
@@ -52,7 +52,7 @@ class Round(NamedTuple):
 
 
 class System:
-    """A system under test: the child processes that were started since `before`."""
+    """A system under test. Its processes are the children that are not in `before`."""
 
     name: str
 
@@ -155,8 +155,8 @@ class Peer(System):
 
 def speed(report: Report, n_rounds: int, vllm: str | None) -> None:
     """Output characters per second of the same requests with a constraint, without one, and with a constraint whose
-    forced tokens are drawn like others. The systems take turns, and the fastest round counts, as other load only adds.
-    Prompts are cached. Only the grammar drafts: the other drafters would copy the previous round."""
+    forced tokens are sampled like others. The systems take turns, and the fastest round counts, as other load only
+    adds. Prompts are cached. Only the grammar drafts: the other drafters would copy the previous round."""
     requests = work.extractions(N_REQUESTS)
     free = [one._replace(schema=None) for one in requests]
     with ExitStack() as stack:

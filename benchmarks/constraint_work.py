@@ -182,7 +182,7 @@ def extractions(n: int) -> list[Extraction]:
 
 N_LARGE = 128_000
 _SOURCE = 40_000_000
-"""Bytes of Python source on which it is trained."""
+"""Bytes of Python source on which the tokenizer is trained."""
 
 
 def large_vocabulary(file: Path) -> Path:

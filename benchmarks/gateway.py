@@ -5,8 +5,8 @@
 Concurrent streams of chat completions are read over plain sockets, so the client costs little. The figure is the CPU
 time of the HTTP process (user and system) between the first request and the last, over the tokens in the streams; the
 server, which has the tokenizer, and its engine have processes of their own. Rows "with the server" add the server's
-CPU time. `--peer` measures another OpenAI server on the same machine, whose HTTP process has this pid and whose first
-model is asked; its figure is the baseline. vLLM's HTTP process has the tokenizer too.
+CPU time. `--peer` measures another OpenAI-compatible server on the same machine as the baseline: PID is its HTTP
+process, and its first model answers. vLLM's HTTP process has the tokenizer too.
 """
 
 from __future__ import annotations

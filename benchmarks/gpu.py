@@ -2,12 +2,12 @@
 
     python3 benchmarks/gpu.py [--minutes 9.5] [--phases NAME ...] [--quick] [--dry] [--json FILE] [--markdown FILE]
 
-It needs no network and no installation: it looks for what it needs first, and names what is missing. The phases run in
-this order, in a process of their own, until the minutes are over. A phase that fails is reported, and the next ones run
-in a new process, as the device may be unusable in the old one. What was measured is written in any case.
+It needs no network and no installation: it looks for what it needs first, and names what is missing. The phases run one
+after another in a child process, until the minutes are over. A phase that fails is reported, and the next ones run in a
+new process, as the device may be unusable in the old one. What was measured is written in any case.
 
 The ceilings (copies and matrix products by torch) are measured in the same run. Kernels are timed on the device:
-medians of events around CUDA graphs, with a flushed L2. The other libraries get the same numbers: SDPA and
+medians of events around CUDA graphs, with a flushed L2. The other libraries get the same inputs: SDPA and
 flex_attention in contiguous memory, without pages; FlashInfer, if it is installed, on the pages. Whole programs run on
 models with random weights, beside transformers and vLLM, if they are installed, one system after another. Targets are
 for an H200 in bfloat16.
@@ -44,11 +44,11 @@ NEEDED = {
 OPTIONAL = {"vllm": "vllm", "flashinfer": "flashinfer-python", "pytest": "pytest", "hypothesis": "hypothesis"}
 """NEEDED and OPTIONAL: module -> package."""
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (34, 31, 28, 26)] + ["manylinux2014_x86_64"]
-"""Of wheels; pip takes none that is not named."""
+"""Platform tags of wheels. pip takes a wheel only if its tag is named."""
 
 
 def missing() -> list[str]:
-    """Say what is installed. Returns the packages that are needed and missing."""
+    """Print what is installed. Returns the packages that are needed and missing."""
     lacking = [package for module, package in NEEDED.items() if find_spec(module) is None]
     left = [package for module, package in OPTIONAL.items() if find_spec(module) is None]
     shown = [name for name in ("torch", "triton", "transformers", *OPTIONAL.values()) if name not in lacking + left]
@@ -59,7 +59,7 @@ def missing() -> list[str]:
 
 
 def refuse(lacking: list[str]) -> None:
-    """Exit, and say how packages come to a machine without a network."""
+    """Exit, and say how to bring the missing packages to a machine without a network."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     sys.exit(
         f"missing: {', '.join(lacking)}. On a machine with a network and pip:\n"
@@ -72,7 +72,7 @@ def refuse(lacking: list[str]) -> None:
 
 
 def measure_all(report: Report, names: list[str], arguments: list[str], seconds: float) -> dict[str, str]:
-    """Run the phases in processes of their own, and add their rows. Returns what kept phases from being measured."""
+    """Run the phases in child processes, and add their rows. Returns the phases that were not measured, and why."""
     failed: dict[str, str] = {}
     end = time.monotonic() + seconds
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]  # Banyan need not be installed
@@ -87,7 +87,7 @@ def measure_all(report: Report, names: list[str], arguments: list[str], seconds:
             except subprocess.TimeoutExpired:
                 why = "no time was left"
             finally:
-                if child.poll() is None:  # also after Ctrl-C, which does not reach a session of its own
+                if child.poll() is None:  # also after Ctrl-C, which does not reach the child's session
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait()
             lines = file.read_text().split("\n")[:-1] if file.exists() else []

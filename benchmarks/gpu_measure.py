@@ -282,7 +282,7 @@ class Steps:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weights that a step reads whole: a table of embeddings of its own gives one row per token."""
+        """Bytes of the weights that a step reads whole: all but an untied embedding, as a token reads one row of it."""
         spec = self.model.spec
         tied = spec.dense is None or spec.dense.tie_word_embeddings
         return (spec.n_parameters - (0 if tied else spec.vocab_size * spec.hidden)) * self.run.dtype.itemsize
@@ -342,7 +342,8 @@ def written(run: Run, shape: str) -> Iterator[Path]:
 
 
 def overlap(run: Run) -> None:
-    """Steps of a whole engine that plans and launches the next one while the device computes, and of one that waits."""
+    """Times the steps of an engine that plans and launches the next step while the device computes, and of one that
+    waits for each step."""
     from serving_step import engine_of, submit
 
     def finish(n_running: int) -> int:
@@ -376,7 +377,7 @@ def overlap(run: Run) -> None:
 
 @contextmanager
 def _real_children() -> Iterator[None]:
-    """Processes that are started here do not interpret Triton. Kernels that this one imports later still do."""
+    """Processes started inside do not use Triton's interpreter. This process uses it again afterwards."""
     before = os.environ.pop("TRITON_INTERPRET", None)
     try:
         yield
@@ -386,8 +387,8 @@ def _real_children() -> Iterator[None]:
 
 
 def programs(run: Run, shape: str) -> None:
-    """Whole programs through language, socket, server and engine, beside other systems; the first run of two counts for
-    nothing."""
+    """Whole programs through language, socket, server and engine, beside other systems. The first of two runs is a
+    warm-up."""
     from serving import Ours, Peer, Run as Timed, agreement, measure as time_all, words, work as calls  # noqa: I001
 
     dtype = str(run.dtype)[6:]
@@ -469,7 +470,7 @@ def linears(run: Run) -> None:
 
 
 def experts(run: Run) -> None:
-    """The experts of Qwen3-30B-A3B, each row with eight of them at random, beside transformers' grouped product."""
+    """The experts of Qwen3-30B-A3B, each row routed to eight at random, beside transformers' grouped product."""
     from moe import GROUPED, LOOP, layers
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -514,7 +515,7 @@ RUN: dict[str, Callable[[Run, dict[str, float]], None]] = {
 
 
 def measure(names: Sequence[str], to: Path, n: int, is_dry: bool) -> None:
-    """Run these phases, and note their rows and what has ended."""
+    """Run these phases. Writes their rows, and the name of each phase that has ended, to the file `to`."""
     torch.manual_seed(0)
     device, dtype = (torch.device("cpu"), torch.float32) if is_dry else (torch.device("cuda"), torch.bfloat16)
     report = Report("gpu", _shape(is_dry))

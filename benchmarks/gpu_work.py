@@ -41,7 +41,7 @@ SHAPES = {
 def medians(*functions: Callable[[], object], device: torch.device, n: int, graphs: bool = True) -> list[float]:
     """Median seconds of each function in n turns. On a GPU: timed by events after a flush of the L2, and from a CUDA
     graph if one can be captured, to exclude launches. Else by the clock."""
-    if device.type != "cuda":  # a dry run: it warms nothing up
+    if device.type != "cuda":  # a dry run, without a warm-up
         return [statistics.median(own) for own in zip(*([_clock(f) for f in functions] for _ in range(n)), strict=True)]
     for function in functions:
         function()
@@ -97,7 +97,8 @@ class PagedTexts(NamedTuple):
 
 
 def assign_pages(texts: Sequence[Text], q_len: int = 1) -> PagedTexts:
-    """Assigns pages. All segments but the last of a text must fill whole pages; each text ends in `q_len` new rows."""
+    """Assigns pages to texts. All segments of a text but the last must fill whole pages; each text ends in `q_len` new
+    rows."""
     found: dict[Hashable, list[int]] = {}
     n_pages = sum(-(-n // PAGE) for _, n in {segment: n for text in texts for segment, n in text}.items())
     free = torch.randperm(n_pages).tolist()
@@ -126,7 +127,7 @@ def thoughts(root: int, level: int, own: int, width: int = 4) -> list[Text]:
 
 class Attend:
     """One attention call on random numbers, by our kernel and by others. latent_dim: values are the first latent_dim
-    numbers of the keys; 0: they are stored."""
+    numbers of the keys; 0: values are stored too."""
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ def _flex(case: Attend) -> Callable[[], Tensor]:
     mask = None
     if q.shape[2] > 1:
         mask = create_block_mask(lambda b, h, i, j: j <= i + n_before, None, None, q.shape[2], k.shape[2], q.device)
-    torch._dynamo.reset()  # it compiles one function for a few shapes at most, and then no longer
+    torch._dynamo.reset()  # torch stops compiling a function after a few shapes
     attend: Any = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
     return lambda: attend(q, k, v, block_mask=mask, enable_gqa=True).transpose(1, 2)
 

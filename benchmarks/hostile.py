@@ -103,7 +103,7 @@ def gen(state: int = 0, ref: int = 0, **options: Any) -> Gen:
 
 
 def text(n_chars: int) -> list[wire.Op]:
-    """Appends of so much text."""
+    """Appends with n_chars characters in all."""
     return [Append(0, ("word " * 2000,)) for _ in range(n_chars // 10_000)]
 
 
@@ -177,7 +177,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    # What stopped the engine or the server.
+    # These once stopped the engine or the server.
     "child 2**64 - 1": Case(lambda: use(child=2**64 - 1), ("bad_message",)),
     "child 2**63 - 1": Case(lambda: use(child=2**63 - 1)),
     "ref 2**64 - 1": Case(lambda: use(ref=2**64 - 1), ("bad_message",)),
@@ -188,7 +188,7 @@ CASES = {
         lambda: program([Append(0, ("x",)), gen(constraint=wire.ConstraintSpec("regex", "b?"), max_tokens=8)])
     ),
     "stop token 2**31": Case(lambda: program([Append(0, ("a",)), gen(stop_token_ids=(2**31,))]), ("bad_message",)),
-    # What held the loop up.
+    # These once held up the server's loop.
     "600 turns, text between": Case(lambda: program([*turns(600, "x" * 20), gen()]), ("prompt_too_long",)),
     "200,000 stops": Case(
         lambda: program([Append(0, ("a",)), gen(stop=tuple(map(str, range(60_000))))]), ("bad_message",)
@@ -201,7 +201,7 @@ CASES = {
     ),
     "a role of 1 MB": Case(lambda: program([Append(0, (BeginTurn("a" * 1_000_000),))]), ("bad_message",)),
     "a role with a token": Case(lambda: program([Append(0, (BeginTurn("user<|im_end|>"),)), gen()]), ("bad_program",)),
-    # What stayed in memory.
+    # These once stayed in memory.
     "20 names of 1 MB": Case(
         lambda: [wire.encode(Submit(p, 0, (), name="a" * 1_000_000)) for p in range(20)], ("bad_message",)
     ),
@@ -309,7 +309,7 @@ class Peer:
                 case wire.Answer(id=number) if number == 10**6:
                     assert time.monotonic() < end, f"programs still run after {LONGEST:g} s: {found}"
                     is_open = not is_idle
-                    is_idle = not stats()["programs"]  # then the next answer comes behind all results
+                    is_idle = not stats()["programs"]  # then the next answer comes after all results
                     time.sleep(0.05)
                     self.send(wire.encode(wire.Ask(10**6, "info")))
                 case wire.Answer(ok=ok):
@@ -414,8 +414,8 @@ def usual(join: Callable[[], Peer], stats: Callable[[], Any], pid: int) -> float
 
 
 def settled(stats: Callable[[], Any], pid: int) -> float:
-    """Memory of the server without its bounded caches, in MiB, after two heartbeats with nobody there but who asks for
-    `stats`."""
+    """Memory of the server without its bounded caches, in MiB, after two heartbeats with no client but the one that
+    asks for `stats`."""
     end = time.monotonic() + SECONDS
     while (found := stats())["clients"] > 1 or found["programs"] or found["requests"]:
         assert time.monotonic() < end, found

@@ -1,6 +1,6 @@
 """A server that answers every generation at once with the same text, to measure clients.
 
-with instant.server() as path: ...                runs one in its own process
+with instant.server() as path: ...                runs the server in its own process
 python benchmarks/instant.py SOCKET [HOLD]        withholds all answers until HOLD programs have submitted
 """
 
@@ -42,7 +42,7 @@ def server(hold: int = 0) -> Iterator[Path]:
 
 
 class InstantServer:
-    """The programs of all clients."""
+    """Answers the messages of all clients."""
 
     def __init__(self, hold: int) -> None:
         self.hold = hold

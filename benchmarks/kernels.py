@@ -87,7 +87,7 @@ class Case(Attend):
 
 
 def measure_ceilings(report: Report, seconds: float) -> dict[str, float]:
-    """This machine's rates as a share of those of the targets' machine, at most 1."""
+    """This machine's rates, as a share of the rates for which the targets were set; at most 1."""
     found = {}
     for name, size in (("memory", 1 << 28), ("L3", 1 << 23)):
         x = torch.ones(size // 4)

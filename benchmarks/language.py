@@ -34,7 +34,7 @@ from banyan.runtime.protocol import decoders, wire
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 600.0
-"""Time limit in seconds of one figure. After that the run ends with a traceback."""
+"""Time limit in seconds of one figure. A run that exceeds it ends with a traceback."""
 FAULTS = (
     "tests/frontend/execution/test_faults.py",
     "tests/runtime/test_faults.py",
@@ -186,9 +186,9 @@ def traffic(report: Report, runtime: bn.Runtime, n_items: int) -> None:
 
 
 def hangs_under_faults(is_long: bool) -> tuple[int, int]:
-    """Runs the tests of faults: servers and engines that die or hang, cut connections, lost messages, tools and
-    programs that raise, at every point of a two-stage fork and in random programs. Each test checks that every run ends
-    in time and with the right error. Returns how many tests fail, and how many there are."""
+    """Runs the fault tests: servers and engines that die or hang, cut connections, lost messages, tools and programs
+    that raise, at every point of a two-stage fork and in random programs. Each test checks that every run ends in time
+    and with the right error. Returns (number of tests that fail, number of tests)."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "junit.xml"
         marks = [] if is_long else ["-m", "not long"]
@@ -217,7 +217,7 @@ class Bounded(Report):
 
 
 def costs(report: Report, peer: dict[str, Any], n: int) -> None:
-    """CPU time of the process that runs programs."""
+    """Adds rows for the CPU time of the client process, which runs the programs."""
     name = NAME if peer else ""
     report.row("import banyan, all names", "ms", import_ms(), target="< 300")
     ours = cpu_per_gen(chat, Instant(), n)
@@ -229,7 +229,7 @@ def costs(report: Report, peer: dict[str, Any], n: int) -> None:
 
 
 def endings(report: Report, peer: dict[str, Any], is_quick: bool, is_long: bool) -> None:
-    """Whether all programs end."""
+    """Adds rows that say whether all programs end."""
     backend = bn.Mock(lambda prompt, name: language_hangs.answer(prompt))
     ours, n = len(language_hangs.hangs(bn, backend)), len(language_hangs.programs(bn))
     report.row(f"hangs, {n} ways to hang", "programs", ours, peer.get("hangs"), NAME if peer else "", target="<= 0")
@@ -241,7 +241,7 @@ def endings(report: Report, peer: dict[str, Any], is_quick: bool, is_long: bool)
 
 def main() -> int:
     options = parser(__doc__, quick="fewer programs, and no tests first")
-    options.add_argument("--long", action="store_true", help="the long form of the tests of faults (minutes)")
+    options.add_argument("--long", action="store_true", help="run the long fault tests too (minutes)")
     options.add_argument("--sglang", metavar="PYTHON", help="the interpreter of an environment that has SGLang")
     args = options.parse_args()
     n = 200 if args.quick else 500

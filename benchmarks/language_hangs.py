@@ -1,4 +1,4 @@
-"""Programs that may hang: after an error, behind a fork, in a stream.
+"""Programs that could hang: after an error, after a fork, in a stream.
 
 The same code runs in SGLang's language and in ours. Most of the programs should end with an error.
 """

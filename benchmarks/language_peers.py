@@ -1,4 +1,4 @@
-"""SGLang's language with the work of language.py. Runs in an SGLang environment, without a GPU:
+"""Runs the programs of language.py in SGLang's language, in an SGLang environment without a GPU:
 
     PYTHON benchmarks/language_peers.py --programs N      # prints figures as JSON
 
@@ -98,7 +98,7 @@ def threads(tree: Any) -> int:
 
 
 def hangs() -> int:
-    """How many of the programs that may hang do hang."""
+    """How many programs of language_hangs.py hang."""
     import sglang
     from sglang.lang.backend.base_backend import BaseBackend
 

@@ -32,7 +32,7 @@ BATCH, N_PROMPT, N_OUT = 32, 64, 400
 
 
 class Case(NamedTuple):
-    """n adapters of rank r of the projections `targets`."""
+    """n adapters of rank r for the projections `targets`."""
 
     n: int
     r: int
@@ -50,7 +50,7 @@ TARGETS = dict.fromkeys(CASES[1:], "ratio >= 0.87")  # 1 / 1.15
 
 
 def decoding(model: Path, dtype: str, case: Case, folder: Path) -> EngineLoop:
-    """An engine in which a batch decodes."""
+    """An engine that decodes a batch of BATCH requests."""
     engine = build(configs.make(model=str(model), dtype=dtype, device="cpu", threads=1, kv_memory="20000 tokens",
                                 context=N_PROMPT + N_OUT, speculate="off", step_tokens=16 * BATCH))  # fmt: skip
     digests = []

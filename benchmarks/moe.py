@@ -36,7 +36,7 @@ LOOP, GROUPED = "transformers' loop", "transformers' grouped_mm"
 
 
 def layers(module: Any, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
-    """The same layer in each way, by its name; "": ours in dtype."""
+    """Name -> implementation of the same layer. "": ours with weights in dtype."""
 
     def transformers(way: str, *arguments: Tensor) -> Tensor:
         module.config._experts_implementation_internal = way
@@ -57,7 +57,7 @@ def layers(module: Any, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
 
 def main() -> None:
     options = parser(__doc__, quick="fewer repetitions")
-    options.add_argument("--shape", default="64,8,1024,768", help="experts, those of a row, hidden, width")
+    options.add_argument("--shape", default="64,8,1024,768", help="experts, experts per row, hidden size, expert width")
     options.add_argument("--threads", type=int, default=1)
     args = options.parse_args()
     correct("tests/runtime/model/test_moe.py", "tests/kernels/test_small_ops.py")

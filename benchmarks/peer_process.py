@@ -1,4 +1,5 @@
-"""A system under test in its own process, stopped except while it runs, so that its polling costs the others nothing.
+"""A system under test in its own process. SIGSTOP stops it between requests, so that its polling costs the others
+nothing.
 
 The process reads a line of text per request from standard input and answers with a line of JSON. Its first line, before
 any request, says that it is ready.
@@ -49,7 +50,7 @@ class ProcessTree:
 
 
 class PeerProcess:
-    """Starts the process and waits until it is ready. `ready` is what it said then."""
+    """Starts the process and waits until it is ready. ready: the decoded JSON of its first line."""
 
     def __init__(self, command: list[str]) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}

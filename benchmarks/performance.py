@@ -3,9 +3,9 @@
     python benchmarks/random_models.py models
     python benchmarks/performance.py models --vllm PYTHON --sglang PYTHON --transformers PYTHON --llamacpp LLAMA_SERVER
 
-Each benchmark is a command of its own, which is printed; if one fails, its old table stays. Peers that are not named
-are left out. An idle machine takes half an hour with vLLM, and an hour more with all others. --quick: one run of each
-workload, and 1,000 items.
+Runs one command per benchmark, and prints it. If a command fails, its old table stays. Peers that are not named are
+left out. On an idle machine this takes half an hour with vLLM, and an hour more with all others. --quick: one run of
+each workload, and 1,000 items.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What it takes to move KV from one engine to another.
+"""The time and CPU time that it takes to move KV from one engine to another.
 
-    python benchmarks/pull.py                                   # 112 MiB between two processes, each transport
+    python benchmarks/pull.py                                   # 112 MiB between two processes, with each transport
     python benchmarks/pull.py --fleet models/M1-float32 --n 3   # decodes beside long prompts, prefill apart or not
 
-The first part runs the engine's own exchange, cache and pool in two processes without a model. A pull begins with the
-order to export and ends with the puller's report, and all bytes are compared afterwards. The first pull of all makes
-the buffers; later ones use them again.
+The first command runs the engine's own exchange, cache and pool in two processes without a model. The time of a pull
+goes from the command to export to the puller's report; all bytes are compared afterwards. The first pull allocates the
+buffers, and later ones use them again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NoScheduler:
 
 
 class Side:
-    """One engine without a model."""
+    """The cache, KV pool and exchange of one engine, without a model."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         torch.set_num_threads(1)
@@ -73,7 +73,7 @@ class Side:
         )
 
     def fill(self, ids: bytes, seed: int) -> None:
-        """Store a prefix with KV that depends on the seed. Its pages are in no order."""
+        """Store a prefix with random KV of this seed, in pages in random order."""
         generator = torch.Generator().manual_seed(seed)
         self.cache.pool.free = torch.randperm(N_PAGES, generator=generator).tolist()
         with closing(self.cache.open(ids)) as lease:
@@ -102,7 +102,7 @@ class Side:
 
 
 def source(peer: Connection) -> None:
-    """The process that exports."""
+    """The main function of the process that exports."""
     side = Side()
     decode = msgspec.msgpack.Decoder(wire.EngineCommand).decode
     while True:
@@ -127,7 +127,7 @@ def receive(peer: Connection) -> bytes:
 
 
 def pull_once(side: Side, peer: Connection, number: int, ids: bytes, kind: str) -> tuple[float, float]:
-    """Wall seconds, and CPU seconds of both sides. kind: of the place that is read."""
+    """Pull once. Returns wall seconds, and CPU seconds of both sides. kind: the transport, as in the place's prefix."""
 
     def ask(command: Any) -> tuple[float, Any]:
         peer.send_bytes(wire.encode(command))
@@ -180,7 +180,7 @@ def measure_pulls(n: int, kind: str) -> None:
 
 
 LOADS = {"W2": chat, "W5": nothing_shared, "W6": long_context}
-"""What each kind of fleet also runs by itself."""
+"""Workloads that each kind of fleet also runs alone."""
 
 
 @bn.function
@@ -230,7 +230,7 @@ def gaps(backend: Any, source: Source, rounds: int, n_decodes: int) -> tuple[lis
 
 @bn.function
 def chain(s: Any, call: Call) -> None:
-    """A call, and those that follow it."""
+    """Runs a call, and then each call's first child."""
     at: Call | None = call
     while at is not None:
         s += at.text
@@ -245,7 +245,8 @@ def seconds_of(backend: Any, calls: list[Call]) -> float:
 
 
 def measure_fleet(model: Path, rounds: int, repeats: int, dtype: str) -> None:
-    """One engine with two threads against two with one thread each, of which one takes prompts only; in turns."""
+    """Compares one engine with two threads, two engines with one thread each, and two of which one only prefills. They
+    take turns."""
     kinds: dict[str, dict[str, Any]] = {
         "one engine": {"replicas": 1},
         "two mixed": {"replicas": 2},
@@ -286,7 +287,7 @@ def main() -> None:
         "--fleet", type=Path, help="a folder made by random_models.py: measure prefill apart from decode"
     )
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--rounds", type=int, default=3, help="of four long prompts each")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of four long prompts")
     args = parser.parse_args()
     if args.fleet is None:
         for kind in ("memory", *(("nixl",) if HAS_NIXL else ()), "tcp"):

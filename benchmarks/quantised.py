@@ -1,14 +1,14 @@
-"""Steps with weights in bfloat16, 8 and 4 bits, beside llama.cpp's in Q4_K_M:
+"""Time of steps with weights in bfloat16, 8 and 4 bits, compared with llama.cpp in Q4_K_M:
 `python benchmarks/quantised.py [--model smol] [--threads 1] [--llamacpp PYTHON]`, and what
 keys and values in few bits cost: `python benchmarks/quantised.py --kv [--model smol]`
 
 Without a model: the first layers of a Llama of 1.17 B parameters, with random weights. The kinds of weights take turns,
-step by step, so that each finds the caches full of another's weights and all have the same noise. A decode has 64
-tokens of context; a prefill has 512 tokens. --llamacpp: the interpreter of an environment with llama-cpp-python, which
-has the model's GGUF file, or the random weights in Q4_K_M, and takes turns with ours.
+step by step, so that each finds another's weights in the CPU's caches and all have the same noise. A decode has 64
+tokens of context; a prefill has 512 tokens. --llamacpp: the interpreter of an environment with llama-cpp-python. It
+runs the model's GGUF file, or the random weights in Q4_K_M, in turns with ours.
 
-With --kv: attention of decodes over pages of each kind, in turns and out of cache; and with a model its perplexity on
-4,096 tokens of these docs, in windows of 512.
+With --kv: attention of decodes over KV pages of each kind, in turns, with more pages than the CPU's caches hold; and
+with a model its perplexity on 4,096 tokens of these docs, in windows of 512.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_model(folder: Path, n_layers: int) -> None:
 
 
 class Step:
-    """One step of a model, again and again with the same batch."""
+    """Repeats one step of a model with the same batch. best: seconds of the fastest."""
 
     def __init__(self, model: Model, n_requests: int, n_rows: int, n_keys: int) -> None:
         pages = -(-n_keys // PAGE)
@@ -117,12 +117,12 @@ def all_steps(report: Report, models: Mapping[str, Model], peer: Peer | None, ba
 
 
 def kv_kinds(*names: str) -> dict[str, tuple[torch.dtype, torch.dtype]]:
-    """The dtypes of keys and values: those of few bits, and those that are named."""
+    """Name -> dtypes of keys and values: the named torch dtypes, and KV_KINDS."""
     return {name: (getattr(torch, name), getattr(torch, name)) for name in names} | KV_KINDS
 
 
 def decode_attention(report: Report, n_requests: int, context: int, n_steps: int) -> None:
-    """Attention of a decode, of 32 heads of 64 over 8 KV heads, in as many layers as 256 MB of bfloat16 pages are."""
+    """Times the attention of a decode: 32 heads of 64, 8 KV heads, as many layers as give 256 MiB of bfloat16 KV."""
     pages = context // PAGE
     n_layers = max(1, 2**28 // (n_requests * context * 8 * 64 * 4))
     batch = ragged([1] * n_requests, [context] * n_requests,
@@ -178,9 +178,9 @@ def perplexities(report: Report, model: str) -> None:
 def main() -> None:
     options = parser(__doc__, quick="three batches, fewer steps")
     options.add_argument("--model", help="a model to take instead of random weights")
-    options.add_argument("--layers", type=int, default=4, help="of the model with random weights (of its 16)")
+    options.add_argument("--layers", type=int, default=4, help="layers of the random model (at most its 16)")
     options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--steps", type=int, default=30, help="of each kind and batch; the best one counts")
+    options.add_argument("--steps", type=int, default=30, help="steps of each kind and batch; the best one counts")
     options.add_argument("--llamacpp", metavar="PYTHON", help="also measure llama.cpp with this interpreter")
     options.add_argument("--kv", action="store_true", help="measure keys and values in few bits")
     args = options.parse_args()
@@ -198,7 +198,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             if args.model is None:
                 write_model(Path(folder, "model"), args.layers)
-            found = resolve(args.model) if args.model else Path(folder, "model")  # its GGUF file will lie beside it
+            found = resolve(args.model) if args.model else Path(folder, "model")  # `gguf_of` writes beside it
             models = {name: load(found, dtype="bfloat16", weight_dtype=kind) for name, kind in KINDS.items()}
             for model in models.values():
                 use_huge_pages(tensors_of(model))  # as an engine does

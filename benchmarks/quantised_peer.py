@@ -1,5 +1,5 @@
-"""Steps of llama.cpp for `quantised.py`, in an environment with llama-cpp-python: it asks for a step per line, with the
-number of rows and of keys, and gets the milliseconds. A GGUF file in floats is written as Q4_K_M first.
+"""Runs steps of llama.cpp for `quantised.py`, in an environment with llama-cpp-python. Each input line has the numbers
+of rows and of keys of a step; the answer is its milliseconds. A GGUF file in floats is converted to Q4_K_M first.
 
     python benchmarks/quantised_peer.py FILE.gguf THREADS
 """

@@ -1,6 +1,6 @@
 """Models with random weights for timing, in Hugging Face format: `python benchmarks/random_models.py FOLDER`
 
-M0 (0.8 M parameters, one layer of 64: steps that cost next to nothing), M1 (15 M, 6 layers of 256) and M2 (110 M, 12
+M0 (0.8 M parameters, one layer of 64: its steps take almost no time), M1 (15 M, 6 layers of 256) and M2 (110 M, 12
 layers of 768, GQA 12/4), each in float32 and bfloat16 with the same seeded weights. Their words are made up, and each
 word with the space before it is one token, so that a text of n words always has n tokens.
 """
@@ -55,8 +55,8 @@ def _tokenizer(size: int) -> Tokenizer:
 
 
 def make(folder: Path, name: str, shape: dict[str, int] | None = None, dtypes: Any = None, device: Any = "cpu") -> None:
-    """Writes `folder`/NAME-float32 and `folder`/NAME-bfloat16. shape: of another model than those of SHAPES. dtypes:
-    only these, the first of which the weights are drawn in. device: where they are drawn; they differ by device."""
+    """Writes `folder`/NAME-float32 and `folder`/NAME-bfloat16. shape: the sizes of a model that is not in SHAPES.
+    dtypes: write only these; weights are drawn in the first. device: where weights are drawn; they depend on it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -92,9 +92,9 @@ def make(folder: Path, name: str, shape: dict[str, int] | None = None, dtypes: A
 
 
 def gguf_of(model: Path) -> Path:
-    """The same weights and words for llama.cpp: a file beside the model, made if there is none. Tokens of bytes that
-    are no ASCII have other texts, because its server withholds tokens that end inside a character. A model without a
-    tokenizer has none there."""
+    """Writes the model's weights and words as a GGUF file beside it, unless there is one, and returns the file. Tokens
+    that are not ASCII get other texts, because llama.cpp's server withholds tokens that end inside a character. Without
+    a tokenizer, the file has no vocabulary."""
     import gguf
     import torch
     from safetensors.torch import load_file
@@ -108,7 +108,7 @@ def gguf_of(model: Path) -> Path:
     c = json.loads((model / "config.json").read_text())
     kind = gguf.GGMLQuantizationType[{"bfloat16": "BF16", "float32": "F32"}[c["dtype"]]]
     heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["vocab_size"]
-    unfinished = file.with_name(f"{file.name}.part")  # a file with the final name is whole
+    unfinished = file.with_name(f"{file.name}.part")  # so that a file with the final name is complete
     writer = gguf.GGUFWriter(unfinished, "llama")
     writer.add_context_length(c["max_position_embeddings"])
     writer.add_embedding_length(c["hidden_size"])

@@ -168,7 +168,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit, with a + if the product's files differ from it."""
+    """The short hash of the commit, with a + if files of the four packages differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()

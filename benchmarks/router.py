@@ -2,11 +2,11 @@
 
     python benchmarks/router.py --router PYTHON [--quick] [--policy cache_aware] [--rounds 3] [--json FILE]
 
-PYTHON has sglang-router installed. Both sides run the pocket model, four engines with one thread each and the same KV
-memory in all, and answer OpenAI's completions: on one side four servers with one engine each behind the router, on the
-other one server with `replicas`. The workloads are W2 to W4 of serving_work.py. Each call is a request, sent when its
-parent has answered; a program is one tree of calls. A last row sends whole programs to the server's socket instead. The
-sides take turns with new texts in each round; the figures are medians over the rounds.
+PYTHON has sglang-router installed. Both sides run the pocket model with four engines of one thread each and the same KV
+memory in total, and answer OpenAI's completions. One side is four servers with one engine each behind the router; the
+other is one server with `replicas`. The workloads are W2 to W4 of serving_work.py. Each call is a request, sent when
+its parent has answered; a program is one tree of calls. The rows "whole programs" send whole programs to the server's
+socket instead. The sides take turns with new texts in each round; the figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LONGEST = 600.0
 
 
 class Cached(NamedTuple):
-    """Prompt tokens, and those of them that were in a cache."""
+    """Counts of prompt tokens, and of the prompt tokens that were in a cache."""
 
     n_query: int
     n_hit: int
@@ -56,7 +56,7 @@ class Cached(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One way to run programs. run: runs them all at once, and returns the seconds of each."""
+    """One way to run programs. run: runs all programs at once, and returns the seconds of each."""
 
     clients: list[client.Client]
     run: Callable[[list[Call]], list[float]]
@@ -103,7 +103,7 @@ def over_http(url: str, calls: list[Call]) -> list[float]:
 
 
 def as_programs(c: client.Client, calls: list[Call]) -> list[float]:
-    """Each tree is one message."""
+    """Runs each tree of calls as one program, submitted in one message. Returns the seconds of each."""
 
     def run(call: Call) -> float:
         ops: list[wire.Op] = []
@@ -171,7 +171,7 @@ def start_router(stack: ExitStack, python: str, policy: str, workers: list[str])
 def main() -> None:
     options = parser(__doc__, quick="one round")
     options.add_argument("--router", required=True, metavar="PYTHON", help="a Python that has sglang-router")
-    options.add_argument("--policy", default="cache_aware", help="of the router")
+    options.add_argument("--policy", default="cache_aware", help="the router's policy")
     options.add_argument("--rounds", type=int, default=3)
     args = options.parse_args()
     words = pocket_words()

@@ -6,15 +6,15 @@
 The six workloads of serving_work.py run through the whole path (language, socket, server, engine). Each peer runs in
 its own environment with its best settings. The systems take turns, and are stopped in between, so that polling costs
 the others nothing. Every run begins with an empty cache. Decoding is greedy, ignores end-of-sequence and does not
-speculate. Rows show the run with the median wall time. Outputs are compared in all runs; behind a call whose outputs
-differ, the prompts differ and nothing is compared. `--page FILE` writes a table between the marks of this benchmark in
-a Markdown file, and a plot next to it.
+speculate. Rows show the run with the median wall time. Outputs are compared in all runs, except for the calls that
+follow a call whose outputs differ, because their prompts differ. `--page FILE` writes a table between the marks of this
+benchmark in a Markdown file, and a plot next to it.
 
 `--http` adds the same server through its HTTP process: `programs`, the same programs with a RuntimeEndpoint, and
 `completions`, where each call is a streamed request to /v1/completions with its whole prompt, as clients of other
-servers send it. `--server` starts another system's server, which gets these requests too; its wall time stands beside
-that of `completions`. It keeps its cache, but no two runs have the same texts. In its command, {port} is
-a free port, {model} the model's folder, and {gguf} the same weights for llama.cpp:
+servers send it. `--server` starts another system's server, which gets the same requests; its wall time is compared with
+that of `completions`. Its cache is not emptied between runs, but no two runs have the same texts. In its command,
+{port} is a free port, {model} the model's folder, and {gguf} the same weights for llama.cpp:
 
     python benchmarks/serving.py models/M2-bfloat16 --workloads W2 W4 --http \\
         --server vllm 'vllm serve {model} --port {port} --max-model-len 8192 --max-num-seqs 64' \\
@@ -62,13 +62,13 @@ PEERS = {"vllm": "Python", "sglang": "Python", "transformers": "Python", "llamac
 BOUNDS = {"W1": 0.67, "W2": 0.85, "W3": 0.8, "W4": 0.75, "W5": 1.0, "W6": 0.67}
 """Targets: our wall time as a share of vLLM's."""
 HTTP = {"programs", "completions"}
-"""Systems that are our server over HTTP; their target is a share of the socket's wall time."""
+"""Systems that are our server over HTTP. Their wall time may be at most HTTP_BOUND times that over the socket."""
 HTTP_BOUND = 1.1
 
 
 class Run(NamedTuple):
     """One run of a workload. wall, ttft, itl: seconds; itl is a call's mean time between tokens. computed: prompt
-    tokens; None: the system does not report how many were cached."""
+    tokens that were not cached; None: the system does not report cached tokens."""
 
     wall: float
     n_out: int
@@ -172,7 +172,7 @@ class OverHTTP:
 
 
 class Server:
-    """Another system's OpenAI server, which is stopped except while it runs. What it prints goes to a file."""
+    """Another system's OpenAI-compatible server. SIGSTOP stops it between runs. Its output goes to a log file."""
 
     def __init__(self, name: str, command: str, model: Path, vocabulary: list[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -222,7 +222,7 @@ class Server:
 
 
 def run_completions(url: str, calls: list[Call]) -> Run:
-    """Run the calls on an OpenAI server, on its first model."""
+    """Run the calls with the first model of an OpenAI-compatible server."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=LONGEST) as answer:
         model = json.load(answer)["data"][0]["id"]
     started = time.perf_counter()
@@ -246,7 +246,7 @@ def run_completions(url: str, calls: list[Call]) -> Run:
 
 
 def n_computed(prompts: Iterable[tuple[int, int | None]]) -> int | None:
-    """Of prompts, each with its tokens and those of them that were cached."""
+    """Prompt tokens that were computed. prompts: (tokens, cached tokens) of each; None if a cached count is None."""
     n = 0
     for n_prompt, n_cached in prompts:
         if n_cached is None:
@@ -265,7 +265,7 @@ class Answer(NamedTuple):
 
 
 async def complete(url: str, body: dict[str, Any]) -> Answer:
-    """One request, over a plain socket, which costs the client little."""
+    """Send one request over a plain socket, which costs the client little."""
     started, times, text, usage = time.perf_counter(), [], "", {}
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -348,7 +348,7 @@ def measure(systems: dict[str, System], names: list[str], n_times: int) -> dict[
 
 
 def agreement(calls: list[Call], ours: list[str], theirs: list[str]) -> tuple[float, int]:
-    """Of the calls that had the same prompts: the share with the same output, and their number."""
+    """(Share of calls with the same output, number of calls), among the calls whose prompts were the same."""
     at = {id(call): i for i, call in enumerate(every(calls))}
     same: list[bool] = []
 
@@ -370,7 +370,7 @@ Runs = dict[str, dict[str, list[Run]]]
 def add_rows(
     report: Report, runs: Runs, servers: set[str], vocabulary: list[str], shape: Shape, ceiling: Ceilings
 ) -> None:
-    """servers: systems whose requests are those of `completions`, which stands beside them if it ran."""
+    """Add the rows of all workloads. servers: the systems of --server, compared with `completions` if that ran."""
     bases = dict.fromkeys(servers, "completions") if "completions" in next(iter(runs.values())) else {}
     for name, by_system in runs.items():
         ours = median(by_system["banyan"])
@@ -459,7 +459,7 @@ def main() -> None:
     for peer, what in PEERS.items():
         options.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
     options.add_argument(
-        "--peer-dtype", choices=("float32", "bfloat16"), help="of vLLM, SGLang and transformers, if not the model's"
+        "--peer-dtype", choices=("float32", "bfloat16"), help="for vLLM, SGLang and transformers; default: the model's"
     )
     options.add_argument("--http", action="store_true", help="also through the HTTP process")
     options.add_argument("--server", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"))

@@ -29,8 +29,8 @@ class Ceilings(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A model. weights: bytes that a step reads; body, head: multiply-adds per token; context: multiply-adds per token
-    and token of its context."""
+    """The costs of a model. weights: bytes that a step reads; body, head: multiply-adds per token; context:
+    multiply-adds per token and token of its context."""
 
     weights: int
     body: int
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 def ceilings(dtype: str) -> Ceilings:
-    """Measured now, the best of several: `products`, and the sum or norm of 256 MiB."""
+    """Measures this machine's rates: the best of `products`, and of the sum or squared norm of 256 MiB."""
     import torch
 
     numbers = torch.ones(64 << 20)
@@ -59,7 +59,7 @@ def ceilings(dtype: str) -> Ceilings:
 
 
 def products(dtype: str) -> list[Callable[[], object]]:
-    """The ways to multiply two matrices of SIDE x SIDE by torch; the fastest one gives the machine's rate. In float32
+    """Functions that multiply two SIDE x SIDE matrices by torch; the fastest one gives the machine's rate. In float32
     oneDNN's product with a packed weight can be far faster than torch's own. Without bfloat16 instructions, products
     in float32 are faster, and torch's own product of bfloat16 takes most of a minute."""
     import torch

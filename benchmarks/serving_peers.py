@@ -72,7 +72,8 @@ async def serve(model: str, generate: Generate, reset: Callable[[], Any], write:
 
 
 def vllm(model: str, dtype: str, write: Callable[[Any], None]) -> None:
-    """vLLM, in process: the client's event loop steps its engine, which is fastest here. On a GPU with its defaults."""
+    """vLLM in this process: the client's event loop steps its engine, which is fastest here. On a GPU it has its
+    default settings."""
     if has_gpu := Path("/dev/nvidia0").exists():
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     cpus = sorted(os.sched_getaffinity(0))

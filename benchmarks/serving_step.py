@@ -2,9 +2,9 @@
 
 An engine runs in this process on one thread, with prompts of 300 tokens. CPU seconds are measured, so that other
 processes matter little. "model" is the forward pass, from a step's batch to its logits. Its layers are one native call;
-the rows "op by op" are measured with one call per op. Without a model: the pocket model. With --deterministic the rest
-is replaced by what `deterministic` costs: decodes and prompts with it and without, in turns; `shared`: behind a prompt
-that all requests share.
+the rows "op by op" are measured with one call per op. Without a model: the pocket model. --deterministic measures only
+what `deterministic` costs: decodes and prompts with it and without, in turns; `shared`: after a prompt that all
+requests share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BOUNDS = {1: 300, 64: 1500}  # us outside the model
 
 
 class Clock:
-    """CPU seconds by part."""
+    """Measures the CPU seconds of each part."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()

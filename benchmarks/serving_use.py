@@ -3,9 +3,9 @@
     python benchmarks/serving_use.py [--model models/M2-bfloat16] [--items 10000] [--page docs/performance.md]
 
 start: from `banyan serve` to the first token, with the files in the page cache. memory: the peak of server and engine
-after prompts that filled a small KV cache; pages that both processes map count twice. items: the examples of few-shot
-labels and of agents with tools through `run_batch`, 500 items and then many, on the pocket model. Rates are by the
-clock and by the CPU time of all three processes, which does not depend on other load.
+after prompts that filled a small KV cache; pages that both processes map count twice. items: the few-shot example and
+the example of an agent with tools run through `run_batch`, 500 items and then many, on the pocket model. Rates are per
+second of wall time, and per second of CPU time of all three processes, which does not depend on other load.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def start(model: str, *options: str) -> float:
             [str(banyan), "serve", "--model", model, "--socket", str(socket), *options], stdout=subprocess.DEVNULL
         )
         try:
-            deadline = started + 120  # after which `connect` says that there is no server
+            deadline = started + 120  # then `connect` says that there is no server
             while not socket.exists() and server.poll() is None and time.perf_counter() < deadline:
                 time.sleep(0.002)
             with bn.connect(socket, timeout=60) as backend:
@@ -100,7 +100,7 @@ def _memory(processes: Iterable[psutil.Process]) -> float:
 
 
 def run(program: Any, item: Callable[[int], dict[str, Any]], first: int, n: int, backend: bn.Runtime) -> Pass:
-    """Runs n items from number `first` on, with a progress bar; each state is dropped when it arrives."""
+    """Runs n items, from number `first` on, with a progress bar. Drops each state when it arrives."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     early, cpu, started = 0.0, _cpu(processes), time.perf_counter()
     states = program.run_batch(

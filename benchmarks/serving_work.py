@@ -1,4 +1,4 @@
-"""Six workloads of programs that call a model many times, as trees of calls that all systems run.
+"""Six workloads of programs that call a model many times. Each is a list of trees of calls, which all systems run.
 
 A call's prompt is its parent's prompt, its parent's output and a text of its own; its children begin when it has ended.
 Sizes are in tokens: a text of n words has n tokens (random_models.py). Needs only the standard library, because it also
@@ -32,7 +32,7 @@ class Source:
 
 
 def chain(texts: list[str], n_out: int) -> Call:
-    """One call after another."""
+    """A call for each text, each the only child of the one before."""
     call = Call(texts[-1], n_out)
     for text in reversed(texts[:-1]):
         call = Call(text, n_out, (call,))

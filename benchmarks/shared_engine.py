@@ -2,7 +2,8 @@
 
     python benchmarks/shared_engine.py
 
-A step has a token for each request, and no logprobs. Socket calls are not counted; a host of one server makes the same.
+A step has a token for each request, and no logprobs. Socket calls are not counted, because a host with a single server
+makes the same calls.
 """
 
 from __future__ import annotations

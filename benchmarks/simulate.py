@@ -35,8 +35,8 @@ VOCABULARY = 1 << 20
 
 
 class Cost(NamedTuple):
-    """The seconds of a step: fixed, per row, and per row of context that is read. The defaults are those of the pocket
-    model on one core of an AMD EPYC."""
+    """The seconds of a step: fixed, per new token, and per new token and token of its context. The defaults are those
+    of the pocket model on one core of an AMD EPYC."""
 
     step: float = 2e-3
     row: float = 0.25e-3
@@ -58,7 +58,7 @@ class Machine:
     """A scheduler in virtual time.
 
     now       virtual seconds since the start
-    busy      those of them that were spent in steps
+    busy      virtual seconds that were spent in steps
     cpu       real CPU seconds that the scheduler took
     n_steps   number of steps
     lengths   rid -> the number of tokens after which the request stops by itself
@@ -136,7 +136,7 @@ class Machine:
         return True
 
     def compute(self, plan: Plan) -> Result:
-        """Stands in for the model's forward pass."""
+        """The result of a step, with made-up tokens instead of the model's."""
         ids = []
         for work in plan.works:
             if work.draws:

@@ -3,8 +3,9 @@
     python benchmarks/simulate_day.py [--quick] [--requests N] [--json FILE]
 
 Ten million requests in 24 hours of virtual time, more by day than by night. Sessions of several turns begin with system
-prompts that change over time, in several namespaces. Some fork, some are cancelled, some give hints when they will
-continue, pin their KV or drop it. Most live sessions fit on the device or in host memory; old ones are evicted.
+prompts that change over time, in several namespaces. Some sessions fork, some are cancelled, and some send hints: they
+say when they will continue, pin their KV or drop it. Most live sessions fit on the device or in host memory; old ones
+are evicted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TURNS = 8
 
 
 class Session:
-    """A conversation: its text so far and its KV hint."""
+    """A conversation. text: its token ids so far; handle: its KV hint."""
 
     __slots__ = ("handle", "namespace", "number", "text")
 
@@ -46,8 +47,8 @@ class Session:
 
 
 class Tenth(NamedTuple):
-    """Statistics of a tenth of the day: CPU microseconds per request (the median of means over a thousand), and at its
-    end bytes of memory, nodes and the hit rate."""
+    """Statistics of a tenth of the day. us: CPU microseconds per request, the median of means over a thousand. memory
+    (bytes), n_nodes, hit_rate: at the end of the tenth."""
 
     us: float
     memory: int
@@ -116,7 +117,7 @@ class Day:
         return spent / 1e6
 
     def _request(self, session: Session, new: bytes, output: bytes, kind: float) -> None:
-        """One turn, as an engine uses the tree for it."""
+        """Run one turn: the calls of the tree that an engine makes for it."""
         cache, prompt = self.cache, session.text + new
         n_prompt, n_all = len(prompt) // 4, (len(prompt) + len(output)) // 4
         cache.tick(self.now, self.now)

@@ -1,4 +1,4 @@
-"""Placement in a fleet of virtual engines: ours beside other routers' policies.
+"""Placement in a fleet of virtual engines: ours compared with other routers' policies.
 
     python benchmarks/simulate_fleet.py [--quick] [--replicas 1000] [--seeds 5] [--rate 6] [--h100] [--json FILE]
                                         [--recorded [FILE]]
@@ -6,10 +6,10 @@
 The index and the placement are those of the server (runtime/fleet); the engines are virtual (simulate_fleet_engine.py)
 and the programs those of serving_work.py (simulate_fleet_work.py), or with --recorded those of real runs
 (simulate_fleet_recording.py; FILE is one that simulate_fleet_record.py wrote). All policies get the same programs, and
-all but round robin the same index with immediate news. Every policy runs with each seed; a ratio is the mean over the
-seeds of other / ours, with its 95 % interval (paired, of the logarithms, by Student's t). A policy with a setting is
-compared at that which is best for the figure at hand. A pilot run with a tenth of the replicas and another seed runs
-all settings; those that are best there for a figure are run.
+all but round robin the same index, which is always up to date. Every policy runs with each seed; a ratio is the
+geometric mean of other / ours over the seeds, with its 95 % interval (paired, of the logarithms, by Student's t). A
+pilot run with a tenth of the replicas and another seed runs all settings of each policy. The main run has the settings
+that were best there for a figure, and each figure is compared at the setting that is best for it.
 
 An engine's step takes 0.97 ms, 0.04 ms for each token of a prompt and 0.1 ms for each decode: CPU seconds of the pocket
 model in float32 on one core of an Intel Xeon, fitted to decodes of 1, 16 and 64 requests of 300 tokens (1.07, 2.84 and
@@ -39,9 +39,9 @@ from banyan.runtime.fleet.placement import StepSeconds
 
 POCKET, H100 = StepSeconds(9.7e-4, 4e-5, 1e-4), StepSeconds(8e-3, 2.5e-5, 3e-5)
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Seeds -> how many standard errors are 95 %."""
+"""Number of seeds -> half the width of a 95 % interval, in standard errors."""
 PER_REPLICA = 8
-"""Programs that arrive in a run; a quarter of them warms it up."""
+"""Programs per replica in a run. The first quarter is a warm-up."""
 RECORDING = Path(__file__).with_name("simulate_fleet_recording.json")
 GATES, IMBALANCES = (8, 16, 32, 64, 128), (3, 8, 32)
 LOWER = {"forks": "time of a fork program", "ttft_p99": "TTFT p99"}
@@ -49,7 +49,7 @@ LOWER = {"forks": "time of a fork program", "ttft_p99": "TTFT p99"}
 
 
 def policies(n: int, step_time: StepSeconds, page: int = BLOCK) -> dict[str, dict[str, Callable[[], Ours | Router]]]:
-    """Name -> its settings. n: engines."""
+    """Name of a policy -> setting -> function that makes the policy. n: number of engines."""
     return {
         "ours": {"": partial(Ours, n, step_time, page)},
         "ours, without the DAG": {"": partial(Ours, n, step_time, page, "next")},
@@ -84,7 +84,8 @@ def simulate(
     run: Settings | None = None,
     recording: Recording | None = None,
 ) -> Settings:
-    """run: the settings to run; without them all. recording: what programs are drawn from, instead of defined ones."""
+    """Run the policies with all seeds, and print their figures. run: the settings to run; None: all. recording: draw
+    programs from it; None: the programs of simulate_fleet_work.py."""
     found: Settings = {}
     heads = "".join(f"{head:>9}" for head in ("cached", "/oracle", "forks s", "all s", "TTFT s", "p99 s", "busy", "us"))
     print(f"{f'{n} replicas':36}{heads}")
@@ -106,7 +107,7 @@ def simulate(
 
 
 def best(settings: dict[str, list[Figures]], field: str) -> str:
-    """The setting with the lowest mean."""
+    """The setting with the lowest mean of a figure."""
     return min(settings, key=lambda setting: mean(settings[setting], field))
 
 
@@ -119,8 +120,8 @@ def main() -> None:
     options.add_argument("--replicas", type=int, default=1000)
     options.add_argument("--seeds", type=int, default=5, choices=STUDENT)
     options.add_argument("--rate", type=float, default=6.0, help="programs per second and replica")
-    options.add_argument("--h100", action="store_true", help="another step time")
-    options.add_argument("--recorded", type=Path, nargs="?", const=RECORDING, metavar="FILE", help="of these programs")
+    options.add_argument("--h100", action="store_true", help="the step time of an H100 (see above)")
+    options.add_argument("--recorded", type=Path, nargs="?", const=RECORDING, metavar="FILE", help="draw programs here")
     args = options.parse_args()
     if args.quick:
         args.replicas, args.seeds = 20, 2

@@ -1,4 +1,4 @@
-"""Virtual engines for simulate_fleet.py: continuous batching in virtual time, and a cache of pages with LRU.
+"""Virtual engines for simulate_fleet.py: continuous batching in virtual time, and a cache of pages with LRU eviction.
 
 Between two events the engine's steps are alike, so its decodes and the prompt that it computes advance at constant
 rates: an event costs microseconds, whatever the number of steps.
@@ -20,7 +20,7 @@ from banyan.runtime.fleet.placement import StepSeconds
 
 
 class Size(NamedTuple):
-    """Of an engine. n_pages: of KV; 65,536 tokens. The others are those of the configuration."""
+    """Limits of an engine. n_pages: pages of KV, by default 65,536 tokens. The others: as in the configuration."""
 
     n_pages: int = 65_536 // BLOCK
     max_running: int = 64
@@ -28,14 +28,17 @@ class Size(NamedTuple):
 
 
 class Request:
-    """One generation. What a run changes is set anew by each run.
+    """One generation. `engine`, `started` and `placed` are set by each run.
 
     program     the index of its program
-    digests     of the pages of its whole text, prompt and output; prompt: of its prompt. page: tokens of each
-    n_prompt    tokens of the prompt; n_own: those behind its parent's text, or behind the program's trunk
+    digests     digests of the pages of its whole text, prompt and output
+    prompt      digests of the pages of its prompt
+    page        tokens of a page
+    n_prompt    tokens of the prompt
+    n_own       tokens of the prompt after its parent's text, or after the program's trunk
     n_out       tokens of the output
-    children    start when it has ended; together they are a fork. Their parent is this request
-    turn        waits for its end
+    children    the requests of the fork that starts when this request has ended; it is their parent
+    turn        the turn that waits for its end
     """
 
     __slots__ = ("children", "digests", "engine", "n_out", "n_own", "n_prompt", "number", "page", "parent", "placed",
@@ -56,12 +59,13 @@ class Request:
 
 
 class Turn:
-    """Requests that a client starts together, behind one trunk.
+    """Requests that a client starts together, after a common prefix, the trunk.
 
     program    the number of its program
-    wait       seconds after all that it waits for until it begins: a tool or a user
-    n_before   what it waits for: ends of requests, and the beginning of the turn before it. 0: it begins the program
-    then       a turn that begins after this one, but maybe before the end of this one
+    wait       seconds that a tool or a user takes, after the events that it waits for
+    n_before   how many events it waits for: ends of requests, and the start of the turn before it. 0: it starts the
+               program
+    then       the turn that waits for the start of this one, and maybe not for its end
     """
 
     __slots__ = ("n_before", "program", "requests", "then", "wait")
@@ -73,9 +77,9 @@ class Turn:
 
 
 class VirtualEngine:
-    """One replica. on_first: called at a request's first token, with the tokens of its prompt that were computed.
-    on_end: when it has ended. stored: called with digests, and the number of the first of them in its text. removed:
-    with digests."""
+    """One replica. on_first: called at a request's first token, with the number of prompt tokens that were computed.
+    on_end: called when a request has ended. stored: called with the digests of new pages, and the index of the first in
+    its text. removed: called with the digests of evicted pages."""
 
     __slots__ = ("_cache", "_left", "_missing", "_prefill", "_running", "_size", "_step_time", "_turn", "_waiting",
                  "busy", "now", "number", "on_end", "on_first", "removed", "stored", "version")  # fmt: skip
@@ -93,11 +97,11 @@ class VirtualEngine:
         self.number, self._size, self._step_time = number, size, step_time
         self.on_first, self.on_end, self.stored, self.removed = on_first, on_end, stored, removed
         self.now = self.busy = 0.0
-        self.version = 0  # of its next event
+        self.version = 0  # number of its newest event; older events are void
         self._cache: OrderedDict[bytes, None] = OrderedDict()
         self._waiting: deque[Request] = deque()
         self._prefill: Request | None = None
-        self._missing, self._left = 0, 0.0  # tokens of its prompt that were not cached, and those that are left
+        self._missing, self._left = 0, 0.0  # tokens of its prompt that were not cached, and that are not computed yet
         self._turn = 0.0  # decode steps so far
         self._running: list[tuple[float, int, Request]] = []  # (the turn in which it ends, ...), a heap
 
@@ -105,7 +109,7 @@ class VirtualEngine:
         self._waiting.append(request)
 
     def next_event(self) -> float:
-        """When something ends; infinity: nothing runs."""
+        """The time at which the next prefill or request ends; infinity: nothing runs."""
         if self._prefill is None:
             self._next_prefill()
         step, chunk = self._step()
@@ -153,7 +157,7 @@ class VirtualEngine:
         self._keep(prompt, n_found)
 
     def _keep(self, digests: list[bytes], n_found: int) -> None:
-        """A text was used, of which n_found pages are there. Evicts the longest unused pages."""
+        """Mark a text's pages as used and store those after the first n_found. Evicts the least recently used pages."""
         cache = self._cache
         for digest in reversed(digests):  # a text is evicted from its end
             cache[digest] = None
@@ -165,7 +169,7 @@ class VirtualEngine:
 
 
 def n_known(digests: list[bytes], known: Container[bytes]) -> int:
-    """How many of a text's pages are known: nothing is known without what precedes it."""
+    """How many of a text's pages are known. A page is known only if all pages before it are."""
     low, high = 0, len(digests)
     while low < high:
         middle = (low + high) // 2

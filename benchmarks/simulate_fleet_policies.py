@@ -1,8 +1,8 @@
 """Policies for simulate_fleet.py: ours, and those of other routers.
 
-The others place each request by itself, by its text, as routers do. All of them have the same index as ours, but of
-pages where ours has blocks of 64 tokens, with immediate news of what an engine stored and evicted, which no router has:
-in this they are better than their originals.
+The other policies place each request by itself, by its text, as routers do. They have the same index as ours, but of
+pages, where ours has blocks of 64 tokens. The index learns at once what an engine stored and evicted, which no real
+router does: in this they are better than their originals.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ WEIGHTS = b"weights"
 
 
 class Ours:
-    """Whole programs and forks, placed by the fleet. sees: how much of a program is known at its start: "all" that it
-    forks into, or only the "next" requests. page: tokens of a digest."""
+    """Banyan's policy: the server's `Fleet` places whole programs and forks. sees: what is known of a program at its
+    start: "all" requests that it forks into, or only the "next" ones. page: tokens of a digest."""
 
     def __init__(self, n_engines: int, step_time: StepSeconds, page: int = BLOCK, sees: str = "all") -> None:
         self._fleet, self._page, self._sees = Fleet(step_time), page, sees
@@ -41,7 +41,7 @@ class Ours:
         return [int(name) for name in placement.replicas]
 
     def _branch(self, request: Request) -> Branch:
-        """What a request and all that starts with its end computes."""
+        """The work of a request and of all its descendants."""
         if self._sees != "all" or not request.children:
             return Branch(request.n_own, request.n_out, request.n_out)
         below = [self._branch(child) for child in request.children]
@@ -106,16 +106,16 @@ class Router:
         return engine
 
     def work(self, request: Request, n_found: int, engine: int) -> float:
-        """What a request adds to the load."""
+        """The load that a request adds."""
         return 1.0
 
     def choose(self, request: Request, n_found: int, best: int) -> int:
-        """The engine of a request. n_found: the longest cached prefix of its prompt, in pages. best: the engine with
-        the least load that has it; -1: none."""
+        """The engine for a request. n_found: pages of the longest prefix of its prompt that any engine has. best: the
+        least loaded engine that has this prefix; -1: none."""
         raise NotImplementedError
 
     def least(self, among: int) -> int:
-        """The engine with the least load; of equals, the one that got a request longest ago."""
+        """The least loaded engine of the bit mask `among`; of equals, the one whose last request is the oldest."""
         if among.bit_count() ** 2 < self.n:
             few = []
             while among:
@@ -142,7 +142,7 @@ class Router:
         insort(self._order, self._keys[engine])
 
     def first(self, request: Request, n_computed: int) -> None:
-        """The request has its first token; so many tokens of its prompt were not cached."""
+        """Called at a request's first token. n_computed: tokens of its prompt that were not cached."""
 
     def ended(self, request: Request) -> None:
         self.add(request.engine, -1.0)
@@ -195,14 +195,14 @@ class SGLang(Router):
     def _place(self, request: Request) -> int:
         engine = super()._place(request)
         del self._trees[bisect_left(self._trees, (self._sizes[engine], engine))]
-        self._sizes[engine] += request.n_own  # what it inserts into its tree, which nothing leaves in minutes
+        self._sizes[engine] += request.n_own  # the tokens added to its tree; nothing is evicted within minutes
         insort(self._trees, (self._sizes[engine], engine))
         return engine
 
 
 class Gate(Router):
-    """SGLang's per-request gate: the engine with the longest match, unless it has more than `gate` requests more than
-    the one with the fewest."""
+    """SGLang's per-request gate: the engine with the longest match, unless its requests outnumber those of the least
+    loaded engine by more than `gate`."""
 
     def __init__(self, n_engines: int, gate: int) -> None:
         super().__init__(n_engines)
@@ -215,9 +215,9 @@ class Gate(Router):
 
 
 class Preble(Router):
-    """Preble's rule: the engine with the longest match if more of the prompt is cached than not, else the least of
-    load, recomputation and eviction. An engine whose load is more than `imbalance` times the least one's passes its
-    requests on to that one. Load is seconds of work."""
+    """Preble's rule: the engine with the longest match if it has more than half of the prompt, unless its load is more
+    than `imbalance` times the least load. Otherwise the engine with the lower sum of load and recomputation. Load is
+    seconds of work."""
 
     def __init__(self, n_engines: int, step_time: StepSeconds, imbalance: float) -> None:
         super().__init__(n_engines)

@@ -1,13 +1,14 @@
-"""Record real runs for `simulate_fleet.py --recorded`: the programs of examples/agents, on the pocket model.
+"""Records real runs for `simulate_fleet.py --recorded`: the programs of examples/agents, on the pocket model.
 
     python benchmarks/simulate_fleet_record.py [--seed 0] [--out benchmarks/simulate_fleet_recording.json]
 
-The programs get inputs that a seed draws: questions for tools, number puzzles, batches of notes to label behind one of
-several sets of examples, batches of sentences to turn into JSON, and conversations. Behind each gen the client reads
-the state's tokens, which the server gives exactly. It notes when it sent each request or tool result, and when it had
-each answer. The file has no text: pieces of token sequences as a tree, with their lengths, and the order, lengths and
-waits of the requests. One run after another, so waits are those of a client without other work. A request that was sent
-before the answer that it continues counts as started by the server. Runs that fail are left out, and counted.
+The programs get random inputs: questions for tools, number puzzles, batches of notes to label after one of several sets
+of examples, batches of sentences to turn into JSON, and conversations. After each gen the client reads the exact tokens
+of the state from the server. It notes when it sent each request or tool result, and when it got each answer. The file
+has no text: it has a tree of pieces of token sequences, with their lengths, and the order, lengths and waits of the
+requests. The runs follow one another, so waits are those of a client without other work. A request that the client sent
+before it had the answer that the request continues counts as started by the server. Runs that fail are left out, and
+counted.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from banyan.runtime.protocol import wire
 from pocket.words import DAYS, Draw
 
 READS = 1 << 40
-"""What is added to the number of a gen for that of the read behind it."""
+"""The read after the gen `ref` has the ref READS + ref."""
 N_RUNS = {"agent": 120, "tree of thought": 24, "few-shot": 24, "JSON": 40, "chat": 80}
 N_SETS = 8
 """Sets of examples for few-shot batches."""
 
 
 class Watching:
-    """A backend that keeps its programs, with what `WatchedProgram` notes of them."""
+    """A backend whose programs are `WatchedProgram`s, which it keeps in `programs`."""
 
     refuses: frozenset[str] = frozenset()
 
@@ -66,12 +67,12 @@ class Watching:
 
 
 class WatchedProgram(ProgramDefaults):
-    """A program that also reads the tokens of a state behind each gen."""
+    """A program that also reads the state's tokens after each gen, and notes the times of requests and answers."""
 
     def __init__(self, backend: Backend, name: str) -> None:
         self._program = backend.program(name)
         self.on_delta, self.limit, self.cancel = self._program.on_delta, self._program.limit, self._program.cancel
-        self._sent: defaultdict[int, list[float]] = defaultdict(list)  # gen -> when each of its rounds was
+        self._sent: defaultdict[int, list[float]] = defaultdict(list)  # ref of a gen -> when each round was sent
         self._answered: defaultdict[int, list[float]] = defaultdict(list)
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
@@ -99,7 +100,7 @@ class WatchedProgram(ProgramDefaults):
         self._answered[ref].append(time.monotonic())
 
     def generated(self) -> list[Generated]:
-        """Its requests in the order of their ends."""
+        """The program's requests, in the order in which they were answered."""
         found = []
         for ref, times in self._sent.items():
             value, read = self.future(ref).result(), self.future(READS + ref).result(60)
@@ -112,7 +113,7 @@ class WatchedProgram(ProgramDefaults):
 
 
 def runs(backend: Watching, seed: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The kind of each run, and the run. It returns what must live until its states have been read."""
+    """Yields (kind, run) of each run. Keep what `run` returns until the states have been read."""
     d = Draw(f"fleet {seed}")
     sets = [d.some(few_shot.NOTES, len(few_shot.NOTES)) for _ in range(N_SETS)]
     for _ in range(N_RUNS["agent"]):
@@ -167,7 +168,7 @@ def turns(d: Draw) -> list[str]:
 
 
 def record(backend: Backend, seed: int, most: int | None = None) -> tuple[Recording, int]:
-    """The recording, and how many runs failed. most: of each kind."""
+    """(The recording, number of runs that failed). most: the maximum number of runs of each kind."""
     watching, n_failed = Watching(backend), 0
     kinds: defaultdict[str, int] = defaultdict(int)
     found: list[tuple[str, list[list[Generated]]]] = []

@@ -1,7 +1,7 @@
-"""Recorded programs for simulate_fleet.py: the file of a recording, how it is made, and how programs are drawn from it.
+"""Recorded programs for simulate_fleet.py: the file format, its making, and drawing programs from it.
 
-Text that several programs of a recording have in common is the same in all programs that are drawn. All other text is
-new in each of them, also if the same program is drawn again.
+Text that several programs of a recording share is the same in all drawn programs. All other text is new in each drawn
+program, even if the same program is drawn again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from simulate_fleet_engine import Request, Turn
 from simulate_fleet_work import Library, SimulatedProgram, digests_of, n_common, numbered
 
 PAGE = 16
-"""Tokens of a page of KV, as in the engine. With the longer prompts of the defined programs, 64 is fine enough."""
+"""Tokens of a page of KV, as in the engine. The programs of simulate_fleet_work.py have longer prompts and use 64."""
 
 
 class Generated(NamedTuple):
-    """One request as its client saw it. sent, answered: when, in seconds. ids: the tokens of its prompt and its output,
-    of which those behind a stop string are left out."""
+    """One request as its client saw it. sent, answered: times in seconds. ids: the tokens of its prompt and its output,
+    without those after a stop string."""
 
     sent: float
     answered: float
@@ -35,8 +35,8 @@ class Generated(NamedTuple):
 
 
 class RecordedRequest(NamedTuple):
-    """start: the number of the turn that it belongs to; ~i: it starts when the program's request i has ended. text: the
-    last piece of its text, which is its prompt and its output. n_prompt, n_out: tokens."""
+    """One request of a recorded program. start: the number of its turn; ~i: it starts when the program's request i has
+    ended. text: the last piece of its prompt and output. n_prompt, n_out: tokens."""
 
     start: int
     text: int
@@ -47,8 +47,8 @@ class RecordedRequest(NamedTuple):
 class RecordedProgram(NamedTuple):
     """What the client of one program did.
 
-    turns     each as the number of requests that had ended before it, and the seconds after the last of these ends or,
-              if that was later, after the turn before. What is sent in one turn starts together
+    turns     of each turn: the number of requests that had ended before it, and its wait in seconds, since the last of
+              these ends or since the turn before, whichever was later. Requests of a turn start together
     requests  in the order of their ends
     """
 
@@ -57,8 +57,9 @@ class RecordedProgram(NamedTuple):
 
 
 class Recording(msgspec.Struct):
-    """about: how it was made. pieces: of all texts, as a tree; each as the number of the piece before it and its number
-    of tokens. Piece 0 is the empty text. runs: each as its kind, and the programs that it starts together."""
+    """A recording. about: how it was made. pieces: the tree of all texts: for each piece, (number of the piece before
+    it, number of tokens); piece 0 is the empty text. runs: for each run, its kind and the programs that it starts
+    together."""
 
     about: str
     pieces: list[tuple[int, int]]
@@ -69,7 +70,7 @@ class Recording(msgspec.Struct):
         return msgspec.json.decode(path.read_bytes(), type=Recording)
 
     def path(self, piece: int) -> list[int]:
-        """The pieces of the text that ends with this one."""
+        """The pieces of the text that ends with `piece`, in order."""
         found = []
         while piece:
             found.append(piece)
@@ -77,7 +78,7 @@ class Recording(msgspec.Struct):
         return found[::-1]
 
     def shared(self) -> set[int]:
-        """The pieces that more than one program has."""
+        """The pieces that occur in more than one program."""
         n = Counter[int]()
         for _, programs in self.runs:
             for program in programs:
@@ -88,7 +89,7 @@ class Recording(msgspec.Struct):
 def pieces_of(texts: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, int]], dict[tuple[int, ...], int]]:
     """A tree of texts, as in `Recording`, and the last piece of each text."""
     pieces, ends, before = [(0, 0)], dict[tuple[int, ...], int](), tuple[int, ...]()
-    stack = [(0, 0)]  # (piece, tokens up to its end), of the text before
+    stack = [(0, 0)]  # (piece, tokens up to its end), for the pieces of the text before
     for text in sorted(set(texts)):
         common = n_common([before, text])
         cut = None
@@ -106,8 +107,8 @@ def pieces_of(texts: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, int]], 
 
 
 def program_of(generated: list[Generated], ends: dict[tuple[int, ...], int]) -> RecordedProgram:
-    """The program of requests, which are in the order of their ends. Those that the client sent at the same time,
-    behind the same text, are a turn."""
+    """The recorded program of these requests, which must be in the order of their ends. Requests that the client sent
+    at the same time, after the same text, are one turn."""
     found: dict[tuple[float, int], list[int]] = {}
     starts = [0] * len(generated)
     for i, one in enumerate(generated):
@@ -135,8 +136,8 @@ def program_of(generated: list[Generated], ends: dict[tuple[int, ...], int]) -> 
 
 
 def recorded(recording: Recording, seed: int, n: int, rate: float) -> list[SimulatedProgram]:
-    """n runs of a recording, drawn with replacement, that arrive with `rate` per second. What a run starts together is
-    one program here; the server places the programs of a batch one by one."""
+    """Draws n runs with replacement, which arrive with `rate` per second. All programs of a run become one program
+    here, although the server places the programs of a batch one by one."""
     library, known, now, found = Library(seed, 0), dict[bytes, bytes](), 0.0, []
     shared = {0: ""} | {piece: library.new(recording.pieces[piece][1]) for piece in sorted(recording.shared())}
     for i, (kind, programs) in enumerate(library.chance.choices(recording.runs, k=n)):
@@ -154,7 +155,7 @@ def _redrawn(
     library: Library,
     known: dict[bytes, bytes],
 ) -> list[Turn]:
-    """The turns of a recorded program, with new text for all that it shares with no other."""
+    """The turns of a recorded program, with new text for each piece that no other program has."""
     own: dict[int, str] = {}
 
     def text(last: int) -> str:

@@ -1,9 +1,8 @@
 """Programs for simulate_fleet.py, and a run of them in virtual time.
 
-The programs are those of serving_work.py, with its texts as tokens: few-shot questions behind one prefix (W1, of
-which a program asks 2 to 64), conversations (W2), trees of thought (W3), agents (W4) and questions about a document
-(W6). Long texts, those of 1,000 tokens and more (examples, tools, documents), come from a library: the popularity of
-the n-th is proportional to 1 / n.
+The programs are those of serving_work.py: few-shot questions after one prefix (W1, of which a program asks 2 to 64),
+conversations (W2), trees of thought (W3), agents (W4) and questions about a document (W6). Texts of 1,000 tokens and
+more (examples, tools, documents) come from a library: the popularity of the n-th is proportional to 1 / n.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from banyan.runtime.fleet.placement import StepSeconds
 
 LONG = 1000
 SHARES = {"few-shot": 0.25, "chat": 0.25, "tree of thought": 0.03, "agent": 0.37, "documents": 0.1}
-"""Of the programs."""
+"""Kind -> share of the programs."""
 WAITS = {"chat": 600, "agent": 150}
-"""The mean time that a user thinks or a tool takes, in steps of an engine; exponential."""
+"""Mean time that a user thinks or a tool takes, in engine steps; exponentially distributed."""
 
 
 class Library(Source):
-    """Texts of characters, each of which is a token. n_texts: in the library, of each length."""
+    """Texts in which each character is a token. n_texts: texts of each length in the library."""
 
     def __init__(self, seed: int, n_texts: int) -> None:
         super().__init__([], f"fleet {seed}")
@@ -79,12 +78,12 @@ class SimulatedProgram(NamedTuple):
 
     @property
     def starts(self) -> list[Turn]:
-        """The turns that begin when it arrives."""
+        """The turns that begin when the program arrives."""
         return [turn for turn in self.turns if not turn.n_before]
 
     @property
     def is_fork(self) -> bool:
-        """Whether it begins with several requests."""
+        """Whether the program begins with several requests."""
         return sum(len(turn.requests) for turn in self.starts) > 1
 
 
@@ -141,7 +140,7 @@ def numbered(work: list[SimulatedProgram]) -> list[SimulatedProgram]:
 
 
 def n_common(texts: list[str] | list[tuple[int, ...]]) -> int:
-    """The number of tokens that all texts begin with."""
+    """The length of the longest common prefix of all texts, in tokens."""
     first, last = min(texts), max(texts)
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
 
@@ -156,11 +155,14 @@ def every_request(work: list[SimulatedProgram]) -> Iterator[Request]:
 
 
 class Figures(NamedTuple):
-    """Of the programs that arrived after the first quarter.
+    """The figures of a run, for the programs that arrived after the first quarter.
 
-    hits: the share of the prompts' tokens that were cached; of_oracle: relative to one cache that is infinite. forks:
-    mean seconds of programs that fork; all: of all, without waits. ttft, ttft_p99: seconds to a request's first token.
-    busy: the share of the engines' time, until the last arrival. us: microseconds of CPU of a placement, the median.
+    hits        share of prompt tokens that were cached
+    of_oracle   cached tokens, relative to those that one infinite cache would have
+    forks, all  mean seconds of programs that fork, and of all programs, without their waits
+    ttft        mean seconds to a request's first token; ttft_p99: their 99th percentile
+    busy        share of time that engines spent in steps, until the last arrival
+    us          median CPU microseconds of a placement
     """
 
     hits: float
@@ -186,8 +188,8 @@ class FleetRun:
         ]
         self._events: list[tuple[float, int, VirtualEngine | Turn | SimulatedProgram, int]] = []
         self._n_events = 0
-        self._n_left = Counter(request.program for request in every_request(work))  # that have not ended
-        self._before: dict[Turn, int] = {}  # what a turn still waits for
+        self._n_left = Counter(request.program for request in every_request(work))  # requests still to end
+        self._before: dict[Turn, int] = {}  # how many events each turn still waits for
         self._waited = [0.0] * len(work)
         self._took = [0.0] * len(work)
         self._ttft: list[float] = []
@@ -243,7 +245,7 @@ class FleetRun:
             self._passed(turn.then, now)
 
     def _passed(self, turn: Turn, now: float) -> None:
-        """One of the things that a turn waits for has happened."""
+        """One of the events that a turn waits for has happened. After the last one, schedule the turn."""
         self._before[turn] = left = self._before.get(turn, turn.n_before) - 1
         if not left:
             self._waited[turn.program] += turn.wait

@@ -3,11 +3,11 @@
     python benchmarks/simulate_hits.py [--quick] [--json FILE]
 
 Four workloads (simulate_work.py), queued all at once or arriving over time; caches of 10 to 100 % of the working set;
-several eviction policies. The hit rate counts tokens of prompts; recomputation after a retraction is not a hit. It is
-shown as a percentage of the offline optimum's: see `Optimum`.
+several eviction policies. The hit rate counts prompt tokens; tokens recomputed after a preemption are no hits. It is
+shown as a percentage of the offline optimum's (see `Optimum`).
 
-The working set is the maximum of the distinct tokens of all present programs: of the whole workload if all are queued,
-else measured in a run with an unbounded cache. No cache is smaller than the longest request.
+The working set is the maximum number of distinct tokens of the programs that are present at once: all programs if they
+are queued, else measured in a run with an unbounded cache. No cache is smaller than the longest request.
 
 "aware" is LRU, but the prefixes of programs that wait for a tool or a user are evicted last, those with the longest
 expected wait first. Waits are predicted as by a server (runtime/server/engine_link/kv_hints.py).
@@ -52,7 +52,8 @@ def bodies(shape: str, is_online: bool, n: int, seed: int = 0) -> list[Body]:
 
 
 class Outcome(NamedTuple):
-    """n_missed: prompt tokens that were computed. n_present: see Crowd. busy: virtual seconds in steps."""
+    """Figures of one run. n_missed: prompt tokens that were computed. n_present: see Crowd. busy: virtual seconds in
+    steps."""
 
     hit_rate: float
     n_missed: int
@@ -121,7 +122,8 @@ class Shape:
 
 
 def rows(report: Report, shapes: list[Shape], share: float, others: Sequence[str]) -> None:
-    """The means over the four workloads, and the tokens that agents recompute: "aware" compared with other policies."""
+    """Add rows that compare "aware" with other policies: means over the four workloads, and tokens that agents with
+    tool waits recompute."""
     for is_online in (False, True):
         some = [shape for shape in shapes if shape.is_online == is_online and shape.name in SHAPES]
         means = {

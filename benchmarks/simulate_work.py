@@ -1,7 +1,7 @@
 """Programs for simulate.py, shaped like the benchmarks of Zheng et al., SGLang, 2024; a driver; and the optimal hit
 rate.
 
-A program is a generator over its state, in virtual time; its outputs are made up.
+A program is a generator that yields its steps and changes its state. It runs in virtual time, with made-up outputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from banyan.runtime.protocol.wire import Finish, ProgramEnded, Run, Sampling
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 
 MAX_TOKENS = 512
-"""Of every request: no request knows its output length in advance."""
+"""max_tokens of every request: no request knows its output length in advance."""
 
 
 class Gen(NamedTuple):
@@ -42,7 +42,7 @@ class Wait(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """The state forks into children that run concurrently, and waits for all of them."""
+    """The state forks into children, one for each body, that run concurrently. It waits for all of them."""
 
     bodies: list[Body]
 
@@ -84,8 +84,8 @@ class Crowd:
     """Runs programs on a machine, each from its start time on.
 
     bodies      (start time, program)
-    foresees    send the tree the hints that a server sends: which states wait, and how long such waits took before
-    backlog     programs of which one starts whenever another one ends
+    foresees    send the KV hints that a server sends: which states wait, and how long similar waits took before
+    backlog     more programs: whenever a program ends, the next of them starts
     n_prompt    tokens of all prompts
     n_present   the maximum of the distinct tokens of all present programs; only with `is_measured`
     took        serial -> seconds from a program's start time to its end
@@ -259,7 +259,7 @@ def words(chance: Random, n: int) -> array[int]:
 
 
 def few_shot(chance: Random, n: int) -> list[Body]:
-    """Questions of 40 subjects in random order (MMLU), each behind five examples of its subject; 1 or 2 output
+    """Questions of 40 subjects in random order (MMLU), each after five examples of its subject; 1 or 2 output
     tokens."""
     subjects = [words(chance, chance.randint(400, 900)) for _ in range(40)]
 
@@ -277,7 +277,7 @@ def few_shot(chance: Random, n: int) -> list[Body]:
 
 
 def chat(chance: Random, n: int, think: float = 0.0) -> list[Body]:
-    """Conversations of four turns behind one system prompt. think: mean seconds before the user replies."""
+    """Conversations of four turns after one system prompt. think: mean seconds before the user replies."""
     system = words(chance, 200)
 
     def talk(turns: list[tuple[array[int], int, float]]) -> Body:
@@ -298,11 +298,12 @@ def chat(chance: Random, n: int, think: float = 0.0) -> list[Body]:
 
 
 def tree_of_thought(chance: Random, n: int) -> list[Body]:
-    """Problems behind two solved ones: two plans each, two solutions per plan, and two evaluations per solution."""
+    """Problems after two solved examples: two plans each, two solutions per plan, and two evaluations per solution."""
     examples = words(chance, 500)
 
     def grow(asks: list[array[int]], lengths: list[int], i: int = 0) -> Body:
-        """The i-th branch, in level order: asks, generates, and forks into two until no question is left."""
+        """The i-th branch in level order: appends asks[0], generates unless it is the root, and forks into two while
+        asks are left."""
 
         def body(state: State) -> Steps:
             state.ids += asks[0]

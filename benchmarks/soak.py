@@ -2,11 +2,11 @@
 
     python benchmarks/soak.py [--quick] [--minutes 15] [--json FILE]
 
-Threads run programs of all kinds, each with a prompt of its own, so the cache evicts all the time. Memory is what a
-process has allocated: anonymous pages, and not those of files, which other processes on the machine share. Unless it is
-quick, prompts fill the server's cache of tokens before the time begins. The first fifth of the time is the warm-up.
-Growth is the median of the last fifth over that of the second, both without the bytes that caches with a bound hold
-(`kept_by_server` and `kept_by_engine` in the counters): others may fill for longer.
+Threads run programs of all kinds, each with a prompt of its own, so the cache evicts all the time. Memory is the
+anonymous pages of a process, without file pages, which other processes share. Without --quick, prompts first fill the
+server's token cache. The first fifth of the time is the warm-up. Growth is the median of the last fifth over that of
+the second, both without the bytes in bounded caches (`kept_by_server` and `kept_by_engine` in the counters), which may
+fill for longer.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def recite(s: bn.State, i: int) -> None:
 
 
 def fill(runtime: bn.Runtime) -> None:
-    """Run prompts until the server's cache of tokens is full of short texts, as the programs leave them: longer ones
-    would be freed for shorter ones, into pages that malloc keeps."""
+    """Run prompts until the server's token cache is full of short texts, as the programs leave them. The cache would
+    evict longer texts for shorter ones, and malloc would keep their pages."""
     for start in count(0, 64):
         now, most = runtime.ask("stats")["kept_by_server"]["token_ids"]
         if now > 0.9 * most:
@@ -147,14 +147,14 @@ def fill(runtime: bn.Runtime) -> None:
 
 
 class Memory(NamedTuple):
-    """Of one process, in MiB. kept: what each of its bounded caches holds, and the most it may hold."""
+    """Memory of one process in MiB. kept: name of a bounded cache -> (what it holds, its limit)."""
 
     allocated: float
     kept: dict[str, tuple[float, float]]
 
     @property
     def rest(self) -> float:
-        """What is allocated besides the bounded caches."""
+        """Allocated memory without the bounded caches."""
         return self.allocated - sum(now for now, _ in self.kept.values())
 
 
@@ -176,7 +176,7 @@ def measure(runtime: bn.Runtime, pids: dict[str, int]) -> dict[str, Memory]:
 
 
 def soak(runtime: bn.Runtime, seconds: float) -> tuple[int, list[dict[str, Memory]]]:
-    """(the number of programs, the memory of each process once in a while) of `seconds` of programs."""
+    """Runs programs for `seconds`. Returns their number, and about 100 measurements of the memory of each process."""
     numbers, end = count(), time.monotonic() + seconds
 
     def work() -> None:
@@ -214,7 +214,7 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=15.0, help="how long programs run (15)")
     args = options.parse_args()
     minutes = 1.0 if args.quick else args.minutes
-    logging.getLogger("banyan").setLevel(logging.CRITICAL)  # of errors that no program reads
+    logging.getLogger("banyan").setLevel(logging.CRITICAL)  # no logs of errors that no program reads
     report = Report("soak", f"{minutes:g} min of mixed programs on {N_THREADS} threads, KV of {KV}")
     with bn.Runtime(log="quiet", kv_memory=KV) as runtime:
         bn.set_default_backend(runtime)

@@ -6,8 +6,8 @@ replay: agents with tools, run a second time over the radix tree that the first 
 with a JSON Schema. chat: new small talk, recall and reading. noise: small talk at temperature 8, which no drafter can
 predict. All prompts are held out of the model's training; all but noise is greedy. The benchmark fails if outputs
 differ (in bfloat16, if more than a tenth do). Seconds are CPU seconds of the engine's one thread, so that other load
-counts for neither side. The gain on json, and the cost where drafts do not pay, is measured on one engine that switches
-drafting on and off.
+does not count. The gain on json, and the cost on chat and noise, where drafts hardly help, are measured on one engine
+that switches drafting on and off.
 
 --vllm PYTHON, the interpreter of a vLLM environment: agent replay and json compared with vLLM without speculation, with
 n-grams, and with suffixes if it has arctic-inference; one thread each, in float32 and bfloat16, in wall seconds.
@@ -67,7 +67,7 @@ class Job(NamedTuple):
 
 
 class Arm:
-    """An engine with some drafters, and totals of its runs."""
+    """An engine with certain drafters, and the totals of its runs. drafts: [drafted tokens, accepted tokens]."""
 
     def __init__(self, speculate: str, batch: int, vocabulary: Any, end: int, dtype: str = "float32") -> None:
         draft_model = "draft" if "model" in speculate else ""
@@ -115,7 +115,7 @@ class Arm:
 
 
 class Bench:
-    """The workloads, and comparisons of arms that run them in turns."""
+    """The workloads, and comparisons of drafter combinations that run them in turns."""
 
     def __init__(self, n: int, rounds: int) -> None:
         directory = path()
@@ -175,9 +175,9 @@ class Bench:
     def in_turns(
         self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str], dtype: str = "float32"
     ) -> dict[str, float]:
-        """The speed of each combination relative to none, on one engine, a few jobs at a time. One engine excludes
-        effects of memory layout, by which engines differ by 5 %. The cache is emptied between runs; controllers keep
-        what they learned."""
+        """Drafters -> speed relative to no drafters, measured on one engine, a few jobs at a time. Two engines would
+        differ by 5 % because of their memory layout. The cache is emptied between runs; controllers keep what they
+        learned."""
         arm = Arm("off", batch, self.tokenizer.vocabulary(), self.end, dtype)
         engine, chance = arm.engine, random.Random(0)
         controllers = {how: make_controller(configs.drafters(how, "")) for how in ("off", *names)}
@@ -214,7 +214,7 @@ def same(outputs: Sequence[list[list[int]]], dtype: str) -> None:
 
 
 def look(drafter: Any, n_texts: int) -> float:
-    """Microseconds per request and step with n_texts texts of 2,048 tokens indexed; the best of several."""
+    """CPU microseconds of one `propose`, with n_texts texts of 2,048 tokens indexed; the best of several requests."""
     chance = random.Random(0)
 
     def request(rid: int, n: int) -> Request:
@@ -245,7 +245,8 @@ VLLM = {
 
 
 def beside_vllm(bench: Bench, report: Report, python: str) -> None:
-    """The second round on each engine, over the cache of the first: the same agents again, and new texts for JSON."""
+    """Add rows for the second of two rounds on each engine, with the cache of the first: the same agents again, and new
+    texts for JSON."""
     can_suffix = subprocess.run([python, "-c", "import arctic_inference"], capture_output=True).returncode == 0
     methods = {name: method for name, method in VLLM.items() if name != "suffix" or can_suffix}
     for workload, rounds in (

