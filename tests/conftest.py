@@ -36,8 +36,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect no garbage while modules and tests are created, which stay, and leave them out of garbage collection
-    later: with them, each of the many `gc.collect` takes 0.4 s."""
+    """Disable garbage collection while pytest imports modules and creates tests, then freeze these objects: with them,
+    each of the many `gc.collect` would take 0.4 s."""
     gc.disable()
     try:
         return (yield)
@@ -48,7 +48,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _older_objects_are_left_out() -> None:
-    """Leave out of garbage collection what the modules before have loaded: with torch, a collection takes 0.4 s."""
+    """Freeze the objects that earlier test modules created: with those of torch, each collection takes 0.4 s."""
     gc.collect()
     gc.freeze()
 
@@ -58,7 +58,7 @@ EXIT_SECONDS = 60
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the session for leftover processes, and dump the traceback of a thread that blocks the exit.
+    """Kill leftover child processes and fail the session for them. Dump tracebacks if a thread blocks the exit.
 
     A leftover process would keep the reader of our output waiting. A hanging test is reported by its own time limit.
     """
@@ -85,8 +85,8 @@ def _command(process: psutil.Process) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def start_python() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
-    """A Popen. In a worker of pytest-xdist, it and `launch` fork processes of banyan from one that has imported its
-    modules."""
+    """`subprocess.Popen`, or in a worker of pytest-xdist a replacement, which `launch` uses too: it forks processes of
+    banyan from a template process that has imported banyan's modules."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         yield subprocess.Popen
         return
@@ -99,7 +99,7 @@ def start_python() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
 
 @pytest.fixture
 def new_interpreters(start_python: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children of `launch` are started as users start them: `python -m ...`."""
+    """Makes `launch` start its children as users do: by `python -m ...`, without the template process."""
     from banyan.runtime import launch
 
     monkeypatch.setattr(launch, "subprocess", subprocess)
@@ -123,7 +123,7 @@ def run_python(start_python: Callable[..., subprocess.Popen[Any]]) -> Callable[.
 
 @pytest.fixture
 def no_flusher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread flushes programs: only the test does, however slow the machine is."""
+    """Stops the background thread from flushing programs, so that only the test does, even on a slow machine."""
     from banyan.execution import clock
 
     monkeypatch.setattr(clock.Flusher, "add", lambda *_: None)
@@ -155,7 +155,7 @@ def device(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def native() -> None:
-    """For tests that need the compiled library; skips without a C++ compiler."""
+    """Builds the compiled library for tests that need it. Skips them without a C++ compiler."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     from banyan.kernels.native import build

@@ -1,4 +1,4 @@
-"""Children that a template forks have what they would have from an interpreter."""
+"""Processes forked from a template inherit the same file descriptors as processes of a new interpreter."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_changelog_has_the_current_version() -> None:
 # ---- names and folders ---------------------------------------------------------------------------------------------
 
 MAX_FILES = 20
-"""In one folder of the product."""
+"""Maximum number of files in one folder of the product."""
 
 
 def classes(path: Path) -> list[str]:
@@ -125,7 +125,7 @@ def glossary() -> list[tuple[str, str, str, str]]:
 
 @pytest.mark.parametrize("row", glossary(), ids=lambda row: row[0])
 def test_the_glossary_says_where_each_term_lives(row: tuple[str, str, str, str]) -> None:
-    """`path` or `path:name`; the name is defined in that file."""
+    """The column is `path` or `path:name`. The path must exist, and the file must define the name."""
     path, _, name = row[2].strip("`").partition(":")
     assert (ROOT / path).exists(), f"{path} is not there"
     if name:
@@ -134,7 +134,7 @@ def test_the_glossary_says_where_each_term_lives(row: tuple[str, str, str, str])
 
 @cache
 def defined(path: Path) -> set[str]:
-    """Names of classes, functions and variables."""
+    """The names of classes, functions and variables that a file defines."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""Import rules between packages, for imports inside functions too, and no import cycles."""
+"""Modules import only what the rules for their package allow, also inside functions, and there are no import cycles."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ RULES = {
     f"{RUNTIME}.gateway": Rule(
         (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch"), ("httptools", "msgspec", "starlette", "uvicorn")
     ),
-    # Its connections to the server that pass messages on.
+    # The gateway's connections to the server, which pass messages on.
     f"{RUNTIME}.gateway.programs.sessions": Rule(
         (*CORE, f"{PROTOCOL}.ipc", f"{RUNTIME}.client", f"{RUNTIME}.gateway"), ("zmq",)
     ),

@@ -2,10 +2,10 @@
 
 The reference is the naive loop over transformers' own model, in float32, without a cache. The configurations: prefix
 cache on or off, chunks of 7 or 64 tokens or whole prompts, 1 to 8 requests in a step, pages of 1 or 16 slots, separate
-or forked prompts, a cold or warm cache, and pools so small that requests are retracted repeatedly.
+or forked prompts, a cold or warm cache, and KV pools so small that requests are preempted repeatedly (a "retraction").
 
-Constrained outputs also cover forced tokens drawn one by one or appended as a run, and an engine that is replaced after
-any token. Their reference is the naive loop under the constraint's masks.
+Constrained outputs also cover forced tokens that are sampled one by one or appended as a run, and an engine that is
+replaced after any token. Their reference is the naive loop under the constraint's masks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ Text = tuple[int, ...]
 
 
 def prompts(vocab: int) -> list[Text]:
-    """Eight prompts: two separate, six forked on and off page boundaries, of which one is a prefix of others."""
+    """Eight prompts: two share nothing, and six share prefixes that end on and off page boundaries. One of these is a
+    prefix of others."""
     rng = random.Random(7)
 
     def tokens(n: int) -> Text:
@@ -81,13 +82,14 @@ def expected(
 
 
 def naive_outputs(tiny: ModuleType, reference_model: Any, model: Model) -> dict[Text, list[int]]:
-    """The naive loop's output for each prompt. A draft of it, from the engine, saves passes and changes nothing."""
+    """The naive loop's output for each prompt. The engine's output serves as a draft, which saves forward passes and
+    does not change the result."""
     drafts = generate(engine(model, cache=False), prompts(model.spec.vocab_size))
     return {text: tiny.reference_greedy(reference_model, text, N_OUT, draft) for text, draft in drafts.items()}
 
 
 def engine(model: Model, n_pages: int = 0, n_host: int = 0, small: Model | None = None, **options: Any) -> EngineLoop:
-    """small: a draft model."""
+    """An engine with a clock that ticks equally in each run. small: a draft model."""
     options |= {"draft_model": "it"} if small else {}
     config = configs.make(**options)
     n_pages = n_pages or 2048 // config.page
@@ -130,7 +132,7 @@ def test_output_does_not_depend_on_cache_chunks_or_page_size(
     computed = e.scheduler.counts["computed_tokens"]
     assert generate(e, expected) == expected, "warm"
     again = e.scheduler.counts["computed_tokens"] - computed
-    assert again == (len(expected) * N_OUT if cache else computed)  # one prompt token each, and N_OUT - 1 of the output
+    assert again == (len(expected) * N_OUT if cache else computed)  # the last token of each prompt, N_OUT - 1 outputs
 
 
 @pytest.mark.parametrize("batch", short_form(product(range(1, 9)), lambda batch: batch in (1, 3)))
@@ -204,7 +206,7 @@ def test_output_does_not_depend_on_a_cache_file(
 def test_lookahead_steps_change_no_output(
     model: Model, expected: dict[Text, list[int]], module_at: Callable[[Path], ModuleType], options: dict[str, Any]
 ) -> None:
-    """On a device that computes a step only when its tokens are read."""
+    """Lookahead steps run on a fake device that computes a step only when its tokens are read."""
     late = module_at(Path(__file__).parent / "runtime/engine/late.py")
     sampling = Sampling(max_tokens=N_OUT, temperature=0.0)
     e = engine(model, max_running=5, step_tokens=64, **options)
@@ -223,7 +225,8 @@ def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 
 
 def noisy_scripts(known: dict[Text, list[int]], vocab: int, shape: str) -> list[Callable[[Request, int], list[int]]]:
-    """Scripts that propose the known output with one token in four wrong: one for a chain, three for a tree."""
+    """Draft scripts that propose the known output with one token in four wrong: one script for a chain, three for a
+    tree."""
     return [_noisy_script(known, vocab, random.Random(seed)) for seed in ((11, 12, 13) if shape == "tree" else (11,))]
 
 
@@ -504,7 +507,7 @@ def test_constrained_output_survives_retraction(
 def test_drafts_change_no_constrained_output(
     model: Model, vocabulary: Vocabulary, constrained: Outcomes, fake: ModuleType, page: int, jumps: bool, shape: str
 ) -> None:
-    """Including drafts that the constraint forbids, from their start or later."""
+    """The drafts include some that the constraint forbids, from their first token or from a later one."""
     e = engine(model, page=page)
     known = {text: output for text, (output, _) in constrained.items()}
     fake.use_drafts(e, noisy_scripts(known, model.spec.vocab_size, shape), jumps)
@@ -518,7 +521,7 @@ def test_masks_for_all_rows_change_no_constrained_output(
     model: Model, vocabulary: Vocabulary, constrained: Outcomes, fake: ModuleType, monkeypatch: pytest.MonkeyPatch,
     shape: str,
 ) -> None:  # fmt: skip
-    """As on a GPU, where rows are masked even if their best token is allowed."""
+    """All rows get a mask, as on a GPU. (On a CPU, a row whose best token is allowed needs none.)"""
     n_rows = []
     masks_of_rows = guides.Guides.masks
 

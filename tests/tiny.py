@@ -67,8 +67,8 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 def make_tokenizer(path: Path, vocab: int = VOCAB) -> None:
-    """Write a byte-level BPE tokenizer with a ChatML template to `path`; ids 0-2 are `SPECIAL`, then 256 bytes. Without
-    a model there, write what a server looks for before it starts the (fake) engine.
+    """Write a byte-level BPE tokenizer with a ChatML template to `path`; ids 0-2 are `SPECIAL`, then 256 bytes. If
+    `path` has no model, also write the files that a server expects before it starts the (fake) engine.
 
     Raises ValueError when `vocab` is too small for the bytes.
     """
@@ -101,7 +101,7 @@ def make_tokenizer(path: Path, vocab: int = VOCAB) -> None:
 
 
 def make_backtracking(path: Path) -> str:
-    """Make the tokenizer in `path` split text by a backtracking regex. Return a text on which it panics."""
+    """Make the tokenizer in `path` split text by a backtracking regex. Return a text on which the tokenizer panics."""
     file = path / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
@@ -119,7 +119,7 @@ def unreadable(tokenizer: bytes) -> bytes:
 
 
 def without(tokenizer: bytes, letter: str) -> bytes:
-    """Return a tokenizer.json without tokens that contain `letter`: llguidance panics on a text with it."""
+    """Return a tokenizer.json without tokens that contain `letter`: llguidance panics on a text with this letter."""
     data = json.loads(tokenizer)
     vocabulary = sorted(data["model"]["vocab"].items(), key=lambda item: item[1])
     pieces = [(f"<{i}>" if letter in piece else piece, 0.0) for piece, i in vocabulary]
@@ -181,8 +181,8 @@ class Paged:
         self.n_tokens: dict[str, int] = {}
 
     def step(self, new: dict[str, list[int]], *, last_only: bool = False) -> dict[str, Any]:
-        """Compute new tokens of several requests in one pass. Return logits [n, vocab] (or only the last row) per
-        name."""
+        """Compute new tokens of several requests in one pass. new: name of a request -> its new tokens. Return name ->
+        logits [n, vocab], or [1, vocab] with `last_only`."""
         import torch
 
         from banyan.kernels.ops import ragged
@@ -248,9 +248,9 @@ def reference_logits(model: Any, ids: list[int]) -> Any:
 
 
 def reference_greedy(model: Any, prompt: Sequence[int], n: int, draft: Sequence[int] = ()) -> list[int]:
-    """Return `n` greedy tokens after `prompt`.
+    """Return `n` greedy tokens after `prompt`, computed without a KV cache.
 
-    Each pass recomputes everything, and goes on to the first wrong token of `draft`: if none is, one pass proves it.
+    One pass checks all of `draft`; if it is right, no other is needed.
     """
     out: list[int] = []
     while len(out) < n:

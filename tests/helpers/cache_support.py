@@ -1,4 +1,4 @@
-"""Prompts, and leases that have published them, for the tests of the radix cache."""
+"""Prompts, and leases with published prompts, for the tests of the radix cache."""
 
 from __future__ import annotations
 

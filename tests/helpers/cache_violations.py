@@ -12,8 +12,8 @@ PROMPT = ids(*range(8))
 
 
 class Scene:
-    """A trunk of two pages with two branches of one page and an open leaf, all unlocked; and one lease on another
-    prompt, whose last page is a copy."""
+    """A cache with a trunk of two pages that has two branches of one page and an open leaf, all unlocked; and a lease
+    on another prompt, whose last page is a copy."""
 
     def __init__(self) -> None:
         self.cache = Cache(32, 4)
@@ -293,7 +293,7 @@ def disable_filled_cache(scene: Scene) -> None:
     scene.cache.enabled = False
 
 
-VIOLATIONS: list[tuple[Callable[[Scene], None], str]] = [  # and the message of `check`
+VIOLATIONS: list[tuple[Callable[[Scene], None], str]] = [  # (violation, part of the message of `check`)
     (remove_free_page, "page .* of 32 does not have exactly one owner: free 0, leased 0, in the tree 0 times"),
     (free_page_twice, "does not have exactly one owner: free 2"),
     (free_cached_page, "does not have exactly one owner: free 1, leased 0, in the tree 1"),

@@ -1,4 +1,4 @@
-"""Corruptions of a running engine's cache."""
+"""Functions that corrupt the cache of a running engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of all kinds on a server whose engines are killed, drained and added: each value is that of a calm run."""
+"""Runs programs of all kinds while engines are killed, drained and added, and checks that no value changes by it."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def disturb(
     c: client.Client, n_engines: int, n_kills: int, n_drains: int, n_joins: int, add: Callable[[], Any],
     at_end: Callable[[], Any] = lambda: None,
 ) -> None:  # fmt: skip
-    """Each event interrupts work: if the work has ended before it, more programs are started. add: starts one more
-    engine, and waits until it is ready. at_end: ends what others do on the engines."""
+    """Kill, drain and add engines while programs run, and check their values. If all programs end before an event, more
+    are started. add: starts one more engine, and waits until it is ready. at_end: ends other work on the engines."""
     calm = read_values(start_programs(c))
     rng, disturbed, n_interrupted = random.Random(0), [start_programs(c)], 0
     events = ["kill"] * n_kills + ["drain"] * n_drains + ["add"] * n_joins

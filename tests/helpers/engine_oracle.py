@@ -1,4 +1,4 @@
-"""An engine over a tiny model, and what transformers generates with the same model."""
+"""Engines with a tiny model, and the output of transformers with the same model as their oracle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=N_OUT)
 
 
 class Tiny:
-    """A tiny model, and what transformers generates with it."""
+    """A tiny model, engines that run it, and the expected output, from transformers."""
 
     def __init__(self, path: Path, fake: ModuleType, reference: Callable[[Path], Any]) -> None:
         self.model: Any = load(path)
@@ -46,7 +46,7 @@ class Tiny:
         return self.fake.engine(self.model, state_memory=n_slots * getattr(self.model, "state_bytes", 0), **options)
 
     def run(self, e: EngineLoop, prompts: list[list[int]], check: bool = True) -> None:
-        """Run all prompts at once and compare."""
+        """Run all prompts at once, and compare their outputs with the expected ones."""
         runs = [self.fake.run(i, ids, GREEDY) for i, ids in enumerate(prompts)]
         outputs = self.fake.drive(e, runs, check=check)
         for i, ids in enumerate(prompts):

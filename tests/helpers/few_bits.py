@@ -1,5 +1,5 @@
 """Writes a tiny model's linear layers in the formats of quantised checkpoints. Each packer follows the format's
-description number by number, and gives the weight that its numbers stand for too."""
+description number by number, and returns (packed tensors, the float weight that they stand for)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def words(numbers: Tensor, n_bits: int) -> Tensor:
 
 
 def rounded(weight: Tensor, n_bits: int, index: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers 0 to 2^n_bits - 1 [n_out, n_in], and the scale and zero point of each group [n_out, n_groups]."""
+    """Round a weight. Returns numbers 0 to 2^n_bits - 1 [n_out, n_in], and the scale and zero point of each group
+    [n_out, n_groups]. index: the group of each input."""
     most, middle = (1 << n_bits) - 1, 1 << n_bits - 1
     n_groups = int(index.max()) + 1
     members = [weight[:, index == g] for g in range(n_groups)]
@@ -125,7 +126,7 @@ def int_quantized(weight: Tensor, generator: torch.Generator, group: int = -1, s
 
 def fp8(weight: Tensor, generator: torch.Generator, rows: int | None = None, columns: int | None = None,
         name: str = "weight_scale_inv") -> Packed:  # fmt: skip
-    """A scale for `rows` x `columns` weights; None: all of them."""
+    """Each block of `rows` x `columns` weights has a scale; None: all rows or columns."""
     n_out, n_in = weight.shape
     rows, columns = rows or n_out, columns or n_in
     expand = [torch.arange(n) // size for n, size in ((n_out, rows), (n_in, columns))]
@@ -140,7 +141,7 @@ def fp8(weight: Tensor, generator: torch.Generator, rows: int | None = None, col
 
 
 def e2m1(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes of the nearest values, and the values."""
+    """The E2M1 codes of the nearest values, and these values."""
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     values = torch.cat([values, -values])
     codes = (weight[..., None] - values).abs().argmin(-1)
@@ -177,7 +178,7 @@ def nvfp4(weight: Tensor, generator: torch.Generator) -> Packed:
 
 
 def pairs(codes: Tensor) -> Tensor:
-    """Two codes of 4 bits in a byte, the first in the low bits."""
+    """Pack two codes of 4 bits into a byte, the first in the low bits."""
     return (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
 
 

@@ -1,9 +1,10 @@
 """Starts the servers and engines of tests as forks of a process that has imported their modules.
 
-Of the CPU time that a server takes to start (0.4 s) and an engine (3 s), imports are nearly all. A *template* is a
-process that has done them, and waits: for each child that `launch` starts, it forks, as Android's zygote does. The
-fork is a child of the process that asked for it, with the file descriptors, session and command line it would have, and
-ends as an interpreter does; a server gets a template of its own for its engines. Other commands are started as always.
+Imports take nearly all of the CPU time that a server (0.4 s) and an engine (3 s) need to start. A *template* is a
+process that has imported the modules and waits. For each child that `launch` starts, it forks, as Android's zygote
+does. The fork becomes a child of the process that asked for it. It gets the file descriptors, session and command line
+of an ordinary child, and ends as an interpreter does. A server gets a template of its own for its engines. Other
+commands are started as usual.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 MODULES = ("banyan", "banyan.runtime.server", "banyan.runtime.engine", "banyan.runtime.gateway")
-"""What `python -m` may name, of which a template has imported nearly everything."""
+"""Packages that a template can run as `python -m`. It has imported nearly all of their modules."""
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "HF_", "XDG_", "TRITON_INTERPRET")
-"""Beginnings of variables that an interpreter or an import reads: with others, a child needs an interpreter."""
+"""Prefixes of environment variables that are read at a start or import. A child with other values is not forked."""
 _PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
-_HIGH = 500  # received file descriptors wait from here on until each has its number
+_HIGH = 500  # received file descriptors are first moved to numbers from here on
 _MAX_ORDER = 1 << 17  # bytes
 
 
 class Template:
-    """The process that starts a template, and sends it orders. Without `orders` it starts one when it is needed."""
+    """A template, as seen by the process that asks it for forks. orders: a socket to the template; None: the first fork
+    starts a template."""
 
     def __init__(self, orders: socket.socket | None = None) -> None:
         self._orders, self._lock = orders, threading.Lock()
@@ -56,7 +58,7 @@ class Template:
             if self._orders is None:
                 self._start()
             assert self._orders is not None
-            _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # its parent ends, and this process adopts it
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the child's parent ends, and this process adopts the child
             try:
                 socket.send_fds(self._orders, [data], list(fds.values()))
                 pid = self._orders.recv(20)
@@ -84,7 +86,7 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ForkedPopen(subprocess.Popen[bytes]):
-    """A Popen whose child is forked by a template, if it can be."""
+    """A Popen whose child is forked by a template if the template serves the command."""
 
     def __init__(self, args: list[str], *, template: Template, **options: Any) -> None:
         self._template = template
@@ -120,7 +122,7 @@ Start = Callable[..., subprocess.Popen[Any]]
 
 
 def install(template: Template) -> Start:
-    """Let a template fork the children that `launch` starts. Returns what takes the place of Popen."""
+    """Let a template fork the children that `launch` starts. Returns the function that replaces Popen."""
     from banyan.runtime import launch
 
     start = partial(ForkedPopen, template=template)
@@ -145,7 +147,7 @@ def main(fd: int) -> None:
 
 
 def serve(orders: socket.socket) -> dict[str, Any]:
-    """Fork a child for each order, until there are no more. Returns in the child: its order."""
+    """Fork a child for each order, until the socket is closed. Returns only in a child, with its order."""
     while True:
         data, fds, _, _ = socket.recv_fds(orders, _MAX_ORDER, 64)
         if not data:
@@ -158,9 +160,9 @@ def serve(orders: socket.socket) -> dict[str, Any]:
                 os.write(number, str(pid).encode())
                 os._exit(0)
             os.close(gone)
-            os.read(go, 1)  # until the parent has ended: what follows asks for a signal at the parent's end
+            os.read(go, 1)  # until the parent has ended, as the code below asks for a signal at its end
             order: dict[str, Any] = json.loads(data)
-            orders.detach()  # its end would close a file descriptor of the child that has the same number
+            orders.detach()  # or its destructor closes this number, which `_become` may reuse
             _become(order, fds)
             return order
         os.waitpid(middle, 0)
@@ -184,7 +186,7 @@ def _become(order: dict[str, Any], fds: list[int]) -> None:
 
 
 def run(order: dict[str, Any]) -> NoReturn:
-    """Run a command as an interpreter would, with a template for its children if it is no engine, and end."""
+    """Run a command as an interpreter would, and exit. A process that is no engine gets a template for its children."""
     command = order["command"]
     if "--flight-fd" not in command:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -211,7 +213,7 @@ def run(order: dict[str, Any]) -> NoReturn:
 
 
 def _interpret(first: str, *rest: str) -> None:
-    """What an interpreter does with these arguments."""
+    """Run a module or a script, as an interpreter does with these arguments."""
     if first == "-m":
         sys.argv[:] = (first, *rest[1:])
         sys.path.insert(0, os.getcwd())
@@ -223,7 +225,7 @@ def _interpret(first: str, *rest: str) -> None:
 
 
 def _alone(orders: socket.socket) -> socket.socket:
-    """`orders` in a process that has no other file descriptors of its parent: their ends are seen without it."""
+    """Close all other file descriptors that this process inherited, so that it keeps no pipe open. Returns `orders`."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

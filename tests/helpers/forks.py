@@ -31,7 +31,7 @@ def start_child(work: Callable[[], Any]) -> tuple[int, int]:
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a forked child, through JSON; the traceback of what it raises."""
+    """Run `work` in a forked child. Returns its result, through JSON, or the traceback if it raises."""
     pid, read = start_child(work)
     with os.fdopen(read) as f:
         text = f.read()

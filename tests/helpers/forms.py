@@ -24,7 +24,7 @@ def in_short(short: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
 def examples(few: int, many: int, given: Callable[..., Any], **options: Any) -> Callable[[Callable[..., None]], Any]:
     """In place of `@settings(...)` and `@given(...)`: `few` examples in the short form, `many` in the long one.
 
-    options: of `settings`. There is no deadline.
+    options: further options of `settings`. There is no deadline.
     """
 
     def decorate(test: Callable[..., None]) -> Any:

@@ -1,4 +1,4 @@
-"""Handlers of the HTTP process in the process of a test, which can replace what they call."""
+"""Runs handlers of the HTTP process in the test's process, so that a test can patch what they call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from banyan.runtime.gateway.keys import Keys
 
 
 def handled(server: launch.ServerProcess, handle: Handler, body: dict[str, Any]) -> Reply | EventReply:
-    """What `handle` returns for a request to the model of `server`."""
+    """The reply of `handle` to a request for the model of `server`."""
     with closing(client.connect(server.socket)) as found, asyncio.Runner() as runner:
         gateway = Gateway(found, Keys(), runner.get_loop())
         data = json.dumps({"model": gateway.model, **body}).encode()

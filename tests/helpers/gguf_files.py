@@ -1,4 +1,4 @@
-"""Writes tiny models as GGUF files with the `gguf` package, the oracle for what a file contains."""
+"""Writes tiny models as GGUF files with the `gguf` package, the oracle for the format."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 def write_gguf(
     directory: Path, file: Path, architecture: str, quantization: str = "F32", *, shards: int = 1, **metadata: Any
 ) -> dict[str, torch.Tensor]:
-    """Write the model in `directory` as `file`; matrices in the format `quantization`. shards: the last tensors go to
-    further files. Return the weights that the file holds, dequantised by the gguf package, by their names in
-    `directory`."""
+    """Write the model in `directory` as `file`, its matrices in the format `quantization`. shards: number of files that
+    the tensors are split into. Return name in `directory` -> weight as stored, dequantised by the gguf package."""
     config = json.loads((directory / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -92,7 +91,7 @@ def write(file: Path, metadata: dict[str, Any], tensors: Any = (), architecture:
 
 
 def read_tokenizer(directory: Path) -> dict[str, Any]:
-    """The metadata for the byte-level tokenizer.json in a directory."""
+    """The GGUF metadata of the byte-level tokenizer.json in a directory."""
     file = json.loads((directory / "tokenizer.json").read_text())
     config = json.loads((directory / "tokenizer_config.json").read_text())
     ids = dict(file["model"]["vocab"])
@@ -115,7 +114,7 @@ def read_tokenizer(directory: Path) -> dict[str, Any]:
 def _quantize(weights: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     try:
         return gguf.quantize(weights, kind)
-    except NotImplementedError:  # the package only reads K-quants: random ones, with scales near those of the weights
+    except NotImplementedError:  # the package cannot write K-quants, so make random ones
         block, n_bytes = gguf.GGML_QUANT_SIZES[kind]
         random = np.random.default_rng(0)
         data = random.integers(0, 256, (len(weights), weights.shape[1] // block, n_bytes), dtype=np.uint8)

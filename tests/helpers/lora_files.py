@@ -16,7 +16,7 @@ ALL = (*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for 
 
 
 def shapes(model: Path) -> dict[str, tuple[int, int]]:
-    """(n_out, n_in) of each projection of the model in a directory, by its module's name."""
+    """Module name -> (n_out, n_in), for each projection of the model in a directory."""
     c = json.loads((model / "config.json").read_text())
     dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     q, kv, hidden, mid = (
@@ -40,8 +40,8 @@ def write(
     size: float = 1.0, ranks: dict[str, int] | None = None, alphas: dict[str, float] | None = None,
     rslora: bool = False, **fields: Any,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Write an adapter of rank r for the projections `targets`. ranks, alphas: of single modules. size: of what it
-    adds, about, relative to the weights. Returns what it adds to each module's weight."""
+    """Write an adapter of rank r for the projections `targets`. ranks, alphas: those of single modules that differ.
+    size: approximate size of the added weights, relative to the model's. Returns module -> its added weight."""
     generator = torch.Generator().manual_seed(seed)
     tensors, added = {}, {}
     for module, (n_out, n_in) in shapes(model).items():
@@ -63,7 +63,7 @@ def write(
 
 
 def merge(model: Any, added: dict[str, Tensor]) -> Any:
-    """Add an adapter to the weights of a model of transformers, in place. Returns the model."""
+    """Add an adapter's weights (see `write`) to a transformers model, in place. Returns the model."""
     with torch.no_grad():
         for module, more in added.items():
             model.get_submodule(module).weight += more

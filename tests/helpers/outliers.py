@@ -1,4 +1,4 @@
-"""Names the longest files, functions and folders of the product: a look, not a limit. `make outliers` prints it."""
+"""Prints the longest files, functions and folders of the product, for `make outliers`. There is no limit."""
 
 from __future__ import annotations
 

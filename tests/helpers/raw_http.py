@@ -14,7 +14,7 @@ def connect(url: str, timeout: float = 30.0) -> socket.socket:
 
 
 def encode(path: str, body: Any, headers: str = "", method: str = "POST") -> bytes:
-    """A request. body: bytes, or what becomes JSON."""
+    """The bytes of a request. body: bytes, or an object that is encoded as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return (
         f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n{headers}\r\n".encode() + data
@@ -22,7 +22,7 @@ def encode(path: str, body: Any, headers: str = "", method: str = "POST") -> byt
 
 
 def exchange(url: str, data: bytes, timeout: float = 30.0) -> bytes:
-    """Send `data`, and return all that comes until the server closes the connection; b"" if it resets it."""
+    """Send `data`, and return all bytes until the server closes the connection; b"" if the connection is reset."""
     with connect(url, timeout) as sock:
         try:
             sock.sendall(data)

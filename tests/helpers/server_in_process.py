@@ -2,7 +2,7 @@
 
 The loop polls a `_Poller`, which lets the next event happen: a client sends bytes, the engine takes a step, time
 passes. Sockets, threads, child processes and the clock are replaced by objects of this file. Whenever the loop polls,
-what must hold is checked; a `Violation` says what does not.
+invariants are checked; one that does not hold raises a `Violation`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from banyan.runtime.server.telemetry import loop_times
 from banyan.runtime.server.text import token_cache
 
 MAX_SECONDS = 0.05
-"""CPU time of one round of the loop."""
+"""CPU seconds after which a round of the loop is slow."""
 MAX_ROUNDS = 10_000
-"""Rounds of the loop after which all that was sent must be done."""
+"""Rounds of the loop within which all sent messages must be processed."""
 NEIGHBOUR = b"neighbour"
 """A client whose programs must all give the same text."""
 
 
 class Violation(Exception):
-    """Something does not hold. kind: "bug" (an exception that nobody expects), "slow" (a round of the loop takes too
-    long), "stuck" (the loop does not come to rest), "check" (an invariant of the server), "kept" (memory, after all
-    clients left), "neighbour"."""
+    """A check failed. kind: "bug" (an unexpected exception), "slow" (a round of the loop takes too long), "stuck" (the
+    loop does not come to rest), "check" (an invariant of the server is broken), "kept" (data remains after all clients
+    left), "neighbour" (a value of NEIGHBOUR is missing or wrong)."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -54,9 +54,9 @@ class Violation(Exception):
 
 
 class Event(NamedTuple):
-    """What happens next. kind: "send" (`client` sends `data`), "leave" (`client` disconnects), "steps" (of the engine),
-    "work" (of the server's threads), "wait" (seconds), "check" (the invariants), "empty" (all clients leave, and then
-    nothing of theirs may be left)."""
+    """One event. kind: "send" (`client` sends `data`), "leave" (`client` disconnects), "steps" (the engine takes n
+    steps), "work" (the server's threads do their work), "wait" (n seconds pass), "check" (invariants are checked),
+    "empty" (all clients leave; then none of their data may be left)."""
 
     kind: str
     client: bytes = b""
@@ -70,7 +70,7 @@ class Event(NamedTuple):
             what: object = decode_client(self.data)
         except wire.UNREADABLE:
             what = self.data
-        text = re.sub(r"(.{1,100}?)\1{9,}", r"\1...", repr(what))  # what is repeated is shown once
+        text = re.sub(r"(.{1,100}?)\1{9,}", r"\1...", repr(what))  # show repeated text once
         return f"{self.client!r} sends {len(self.data)} bytes: {text if len(text) < 1000 else text[:1000] + '...'}"
 
 
@@ -121,7 +121,7 @@ class _Link:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.ready = engine, engine.ready
-        self.socket, self.life = object(), math.inf  # the poller takes whole numbers for descriptors
+        self.socket, self.life = object(), math.inf  # no ints, which the poller would take for descriptors
         self.reports: deque[bytes] = deque()
         self.is_busy = False
         self._steps: Iterator[None] = iter(())
@@ -204,11 +204,12 @@ class _Poller:
 
 
 class ServerInProcess:
-    """A server and its engine, for one run of events. receive: gets what the server sends, as (client, data). suspects:
-    numbers of rounds of the loop that may not be slow; a slow round that is none of them is only noted. options: those
-    of Config.
+    """A server and its engine, for one run of events. receive: called with (client, data) for each message of the
+    server. suspects: numbers of rounds that raise a Violation if they are slow; other slow rounds are only noted.
+    options: those of Config.
 
-    slow      the rounds that were slow; if they were because of the machine, they are not when the events are repeated
+    slow      numbers of the slow rounds. A round that the machine made slow is probably not slow when the events are
+              repeated
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class ServerInProcess:
         self._now = 1000.0
         self._n_readings = 0
         self._bugs: list[str] = []
-        self._texts: dict[int, Counter[str]] = {}  # ref -> what the neighbour got for it
+        self._texts: dict[int, Counter[str]] = {}  # ref -> the texts that the neighbour got for it
         self._n_neighbours = 0  # programs of the neighbour
         self._has_more = False  # the loop has work that no event causes
         self._empty: Counter[str] | None = None
@@ -261,7 +262,7 @@ class ServerInProcess:
         return self._now
 
     def _count_reading(self) -> float:
-        """A clock of which 40 readings take a slice of the loop: what yields, does so often and repeatably."""
+        """A clock that advances by 1/40 of the loop's time slice per reading: work yields often, and repeatably."""
         self._n_readings += 1
         return self._n_readings * work_queue.SLICE / 40
 
@@ -275,7 +276,7 @@ class ServerInProcess:
         return next(self._rounds)
 
     def _follow(self, events: Iterator[Event]) -> Iterator[Iterable[object]]:
-        """For each round of the loop: what is ready for it. In between, checks the round."""
+        """Yields, for each round of the loop, the sockets that are ready. Checks each round after it."""
         for event in events:
             for ready in self._happen(event):
                 start = time.thread_time()
@@ -322,7 +323,7 @@ class ServerInProcess:
         yield ()  # for calls that the round has scheduled
 
     def _leave_all(self) -> Iterator[Iterable[object]]:
-        """All clients leave; then checks what is left. The first time, that is what is normal."""
+        """Let all clients leave, then check which data is left. The first time, record it as normal."""
         for kind in ("work", "steps") * 20:
             yield from self._happen(Event(kind))
         if any(set(texts.values()) != {self._n_neighbours} for texts in self._texts.values()):
@@ -385,7 +386,8 @@ BOUNDED = {
 
 
 def sizes(root: object) -> Counter[str]:
-    """How many items the containers below `root` hold, by their path of attributes; items of one share a path."""
+    """Path of attributes -> number of items in the containers there, for all objects below `root`. All items of a
+    container share a path."""
     counts: Counter[str] = Counter()
     seen: set[int] = set()
     left: list[tuple[str, Any]] = [(type(root).__name__, root)]
@@ -411,7 +413,8 @@ def sizes(root: object) -> Counter[str]:
 
 
 def shortest(events: Sequence[Event], fails: Callable[[Sequence[Event]], bool], seconds: float = 60.0) -> list[Event]:
-    """A short part of `events` for which `fails` still holds: leaves out ever shorter stretches, for this long."""
+    """A short subsequence of `events` for which `fails` still holds. Tries for `seconds` to leave out ever shorter
+    stretches."""
     kept, size, end = list(events), max(1, len(events) // 2), time.monotonic() + seconds
     while True:
         at = 0

@@ -1,4 +1,4 @@
-"""Tiny configs of the families that transformers has, by the names that their config fields share."""
+"""Tiny configs of transformers' model families. Most are made by the field names that their configs share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "modernbert-decoder": IDS | {"cls_token_id": 0, "sep_token_id": 0, "mask_token_id": 0},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
 }
-"""What the common names do not reach, by family."""
+"""Family -> fields that SMALL does not set right."""
 TEXT_OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "glm4v": {"rope_parameters": MROPE["rope_parameters"] | {"partial_rotary_factor": 1.0}},
@@ -59,8 +59,8 @@ TEXT_OVERRIDES: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(family: str) -> dict[str, Any]:
-    """Fields that make the default config of a family tiny, with one layer of each kind that it has, and two at
-    least."""
+    """Fields that make the default config of a family tiny, with one layer of each of its kinds, and at least two
+    layers."""
     from transformers import CONFIG_MAPPING
 
     config = CONFIG_MAPPING[family]()
@@ -74,7 +74,7 @@ def tiny_config(family: str) -> dict[str, Any]:
 
 
 def _has(config: Any, name: str) -> bool:
-    """Whether the field is set and can be."""
+    """Whether the field is set, and may be changed."""
     name = config.attribute_map.get(name, name)
     if isinstance(field := getattr(type(config), name, None), property) and field.fset is None:
         return False

@@ -1,5 +1,5 @@
 """Tiny random models that take images, with a tokenizer, an image processor and a chat template; and transformers as
-the oracle of what they generate."""
+the oracle for their outputs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "idefics3": ("idefics3", _IDEFICS, {"image_processor_type": "Idefics3ImageProcessor"} | _IDEFICS_PIXELS),
     "smolvlm": ("idefics3", _IDEFICS, {"image_processor_type": "SmolVLMImageProcessor"} | _IDEFICS_PIXELS),
 }
-"""Family -> its kind, the fields of its config, and those of its image processor."""
+"""Family -> (its kind, fields of its config, fields of its image processor)."""
 
 _IMAGE = {
     "llava": "<image>",
@@ -119,7 +119,7 @@ _IMAGE = {
     "gemma3": "<start_of_image>",
     "idefics3": "<image>",
 }
-"""What the chat template writes for an image."""
+"""Kind -> the text that the chat template writes for an image."""
 _PARTS = """{{% for m in messages %}}{{{{ '<|im_start|>' + m['role'] }}}}{{% if m['content'] is string %}}{{{{ '\n' + \
 m['content'] }}}}{{% else %}}{{% if m['content'][0]['type'] == 'image' %}}{{{{ ':' }}}}{{% else %}}{{{{ '\n' }}}}\
 {{% endif %}}{{% for p in m['content'] %}}{{% if p['type'] == 'image' %}}{{{{ '{image}' }}}}{{% else %}}\
@@ -218,7 +218,7 @@ class Oracle:
         ).eval()
 
     def inputs(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
-        """text: with the template's mark of each image."""
+        """The model's inputs. text: the prompt, with the template's mark for each image."""
         options = {"return_row_col_info": True} if self.kind == "idefics3" else {}
         nested = [list(images)] if self.kind == "idefics3" else list(images)
         arrays = dict(self.processor(nested, return_tensors="pt", **options)) if images else {}
@@ -254,7 +254,7 @@ class Oracle:
         return Idefics3Processor.replace_image_token(own, arrays, i)
 
     def greedy(self, parts: Sequence[str | bytes], n: int) -> list[int]:
-        """The output behind `turn(*parts)`."""
+        """The n greedy tokens after `turn(*parts)`."""
         contents = [{"type": "image"} if isinstance(part, bytes) else {"type": "text", "text": part} for part in parts]
         messages = [{"role": "user", "content": contents}]
         text = self._template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""Reads of buffers, for the tests of transports."""
+"""Reads a buffer to its end, for the tests of transports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from waits import wait_until
 
 
 def all_of(read: TransferRead | None) -> bytes:
-    """What arrives. The read is closed afterwards."""
+    """Wait for a read, close it, and return its bytes."""
     assert read is not None
     found: list[memoryview] = []
     try:

@@ -29,7 +29,7 @@ MAX_PROGRAMS, MAX_TEMPLATES = 6, 4
 P_BORDER, P_GARBAGE = 0.15, 0.05
 """Shares of the messages with a value at a border, and of bytes that are no message."""
 ADD_ENGINE = "add"
-"""A question that starts an engine, which stays when its client has left. Fuzzed messages do not ask it."""
+"""An `Ask` that starts an engine, which stays when its client has left. Fuzzed messages leave it out."""
 
 SURROGATE = "\ue123"
 """Stands for a lone surrogate, which Python cannot encode; `encode` replaces its bytes."""
@@ -93,7 +93,7 @@ VALID: dict[str, Sequence[Any]] = {
     "Select.seed": _SEED,
     "Tools": (wire.Tools((_TOOL,), 2),),
 }
-"""Valid values of the fields that do not take every value of their type, and of whole structs."""
+"""Valid values of whole structs, and of fields that do not take every value of their type."""
 
 
 def encode(message: Any) -> bytes:
@@ -103,7 +103,7 @@ def encode(message: Any) -> bytes:
 
 @cache
 def fields_of(kind: type[Any]) -> tuple[tuple[inspect.Field, Sequence[Any]], ...]:
-    """The fields of a struct, with what VALID has for them."""
+    """(Field, its values in VALID), for the fields of a struct."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return tuple((field, VALID.get(f"{kind.__name__}.{field.name}", ())) for field in info.fields)
@@ -122,7 +122,7 @@ def kinds(of: inspect.Type) -> set[type[Any]]:
 
 
 def simple(kind: inspect.Type) -> Any:
-    """A short value of a type; of a struct, with its required fields only."""
+    """A short value of a type. A struct has only its required fields."""
     match kind:
         case inspect.IntType() | inspect.FloatType():
             return 1
@@ -146,7 +146,7 @@ def simple(kind: inspect.Type) -> Any:
 
 
 def long(kind: inspect.StrType | inspect.BytesType | inspect.VarTupleType, otherwise: int) -> tuple[int, ...]:
-    """The largest allowed length, and one more. otherwise: the length where nothing, or too much, is allowed."""
+    """The largest allowed length, and one more. Only `otherwise` if there is no limit, or one above `otherwise`."""
     most = kind.max_length
     return (otherwise,) if most is None or most > otherwise else (most, most + 1)
 
@@ -192,7 +192,7 @@ Path = tuple[str | int, ...]
 
 
 def structs(value: Any, path: Path = ()) -> Iterator[tuple[Path, type[Any]]]:
-    """The path and type of each struct in `value`, itself included."""
+    """(Path, type) of each struct in `value`, including `value`."""
     if isinstance(value, msgspec.Struct):
         yield path, type(value)
         for name in value.__struct_fields__:
@@ -222,7 +222,7 @@ class Values:
         self._borders: dict[type[Any], deque[tuple[str, Any]]] = {}
 
     def make(self, kind: type[Any], p_border: float = 0.0, **fields: Any) -> Any:
-        """A struct. p_border: the chance of a border in place of each valid leaf. fields: values that are given."""
+        """A random struct. p_border: the chance that a valid leaf is replaced by a border. fields: given values."""
         if kind.__name__ in VALID and not fields:
             return self.rng.choice(VALID[kind.__name__])
         draw = self.rng.random
@@ -262,7 +262,8 @@ class Values:
         return None
 
     def with_border(self, message: Any) -> Any:
-        """The message with the next border of one of its structs. In turn, each field of each struct gets each."""
+        """The message with the next border in one of its structs. Over many calls, each field of each struct type gets
+        each of its borders."""
         found = list(structs(message))
         self.rng.shuffle(found)
         path, kind = min(found, key=lambda one: (self.n_border_rounds[one[1]], -len(places(one[1]))))
@@ -297,14 +298,14 @@ class Values:
 
 
 class Numbers:
-    """The numbers that a program, or a template, has used."""
+    """The numbers (states, refs, marks) that a program, or a template, has used."""
 
     def __init__(self, n_args: int = 0) -> None:
         self.n_args = n_args
-        """Of a template."""
+        """Number of arguments of a template."""
         self.seq, self.n_states, self.n_refs, self.n_marks = 0, 1, 0, 0
         self.states = [0]
-        """Those that are not dropped."""
+        """States that are not dropped."""
         self.refs: dict[int, int] = {}
         """ref -> the state of the op that makes it."""
         self.marks: dict[int, list[int]] = {}
@@ -324,7 +325,7 @@ _OPS = {
     "append": 40, "turn": 5, "gen": 5, "answer": 2, "select": 1, "fork": 4, "join": 3, "mark": 6, "read": 4,
     "drop": 2, "hint": 2, "use": 3,
 }  # fmt: skip
-"""How often each kind of op is made, and below each kind of message."""
+"""Relative frequency of each kind of op (above) and of message (below)."""
 _MESSAGES = {
     "submit": 40, "results": 12, "cancel": 12, "ping": 15, "ask": 8, "acknowledge": 6, "define": 4, "undefine": 2,
     "hello": 1,
@@ -336,7 +337,7 @@ def _pick(rng: Random, weights: dict[str, int]) -> str:
 
 
 class ClientModel:
-    """The messages of one client. `receive` tells it what the server sent."""
+    """Makes the messages of one client. Call `receive` with each message that the server sent."""
 
     def __init__(self, values: Values) -> None:
         self._values, self._rng = values, values.rng
@@ -421,7 +422,7 @@ class ClientModel:
         return wire.Define(number, tuple(ops))
 
     def _ops(self, numbers: Numbers, is_template: bool = False) -> list[Any]:
-        """Ops that are valid behind those before them."""
+        """Ops that are valid after the ones before."""
         rng, make = self._rng, self._values.make
         state = rng.choice(numbers.states)
         match _pick(rng, _OPS):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # 3.9 warns where it is absent
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # 3.9 warns if it is not set
 
 import torch
 import triton
@@ -33,8 +33,8 @@ SHARED_LIMIT = {
     "gfx942": 65536,
 }  # bytes per program; compilers do not check it
 IS_TUNED = triton.__version__.startswith("3.9.")
-"""Whether the tiles were chosen with this version of Triton. The compilers of 3.6 to 3.8 spill two to nine values in
-one variant of ten: values that are written before the loop and read after it."""
+"""Whether the tile sizes were chosen with this version of Triton. The compilers of 3.6 to 3.8 spill two to nine values
+in one variant of ten: values that are written before the loop and read after it."""
 _CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
 
 
@@ -61,7 +61,7 @@ class CompiledKernel(NamedTuple):
 
 
 def compile_launcher(target: str, launch: Callable[..., Any], *args: Any, **options: Any) -> list[CompiledKernel]:
-    """Calls `launch(*args, **options)` for a target, compiling its launches instead of running them."""
+    """Calls `launch(*args, **options)`, and compiles its launches for a target instead of running them."""
     found: list[tuple[str, Any, float]] = []
     with _compile_only(TARGETS[target], found):
         launch(*args, **options)
@@ -114,7 +114,7 @@ def _compile_only(target: GPUTarget, found: list[tuple[str, Any, float]]) -> Ite
         return binary
 
     driver = triton.runtime.driver
-    before = getattr(driver, "_active", None)  # None: not initialised yet, which would need a GPU
+    before = getattr(driver, "_active", None)  # None: not initialised yet; to initialise it needs a GPU
     driver.set_active(_StubDriver(target))
     JITFunction.run = run
     try:
@@ -133,7 +133,7 @@ def _read_cuda(binary: Any) -> tuple[int, int, int, dict[str, int]]:
         usage = subprocess.run([_CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True)
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout + usage.stderr)
     assert found, "no resource usage in the binary"
-    # One instruction of PTX is one of the binary, and to disassemble a binary takes 0.7 s of CPU time, however small.
+    # Count in the PTX: each of these is one instruction of the binary, and disassembling any binary takes 0.7 s of CPU.
     patterns = {
         "hgmma": r"\bwgmma\.mma_async\b",  # Hopper's tensor cores
         "hmma": r"\bmma\.sync\b",  # Ampere's

@@ -21,7 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"kv": "int8"},
     {"kv": "fp8"},
 ]
-"""Options of `attention_case`: none, and each by itself."""
+"""Arguments of `attention_case`: no option, and each option alone."""
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -74,10 +74,10 @@ def attention_case(
     """A batch over scattered pages. Every slot that no request owns is NaN, also page 0 (the table's padding).
 
     heads         (n_heads, n_kv_heads)
-    latent_dim    values are the first latent_dim numbers of keys; 0: they are stored
-    kv            a key of `kv_layout.KV_KINDS`: K and V are quantised to it
-    shared_pages  all requests share so many first pages, and every second one half as many more; but only pages that
-                  are full before a request's own rows
+    latent_dim    values are the first latent_dim numbers of keys; 0: values are stored too
+    kv            a key of `kv_layout.KV_KINDS`: K and V are quantised to this kind
+    shared_pages  number of first pages that all requests share; every second request shares half as many more. Only
+                  pages that are full before a request's own rows are shared
     parents       see `ragged`
     """
     chance = torch.Generator().manual_seed(seed)
@@ -123,7 +123,7 @@ def _quantized(pool: Tensor, kind: torch.dtype, device: torch.device | str) -> Q
 
 
 def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:
-    """Random draft trees for about half of the requests that may have one."""
+    """Random draft trees for about half of the requests with 1 to MAX_DRAFT rows; None for the others."""
     chance = random.Random(seed)
     return [
         [chance.randrange(-1, j) for j in range(n)] if 0 < n <= MAX_DRAFT and chance.random() < 0.5 else None
@@ -142,8 +142,8 @@ def check_deterministic(
 ) -> None:
     """Fails unless each row of a text of n tokens has the same bits in every batch.
 
-    Computes the text at once; then n_batches times in up to six pieces of one to 50 rows, together with another text,
-    over its own pages and over a copy of them. The pieces of a batch share the prefixes that they can.
+    Computes the whole text in one batch. Then computes n_batches batches of up to six pieces of 1 to 50 rows: pieces of
+    the text over its own pages or over a copy of them, and of another text. Pieces share prefixes where they can.
     """
     chance, page_size = random.Random(seed), 16
     torch.manual_seed(seed)

@@ -16,7 +16,7 @@ NEAR = 1e-6  # implementations may differ if the uniform number is nearer than t
 
 
 def check_edit_logits(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Distinct cells of both signs, some forbidden. Every other cell keeps its bits."""
+    """Edits distinct cells, with logits of both signs; some become forbidden. Every other cell keeps its bits."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
     n_rows, n_vocab = chance.randint(1, 4), chance.choice([1, 7, 300])
@@ -35,7 +35,7 @@ def check_edit_logits(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_draw(seed: int, dtype: torch.dtype, device: str) -> None:
-    """All options, ties, forbidden tokens, rows without a valid token, vocabularies of several blocks."""
+    """Covers all options, ties, forbidden tokens, rows without a valid token, and vocabularies of several blocks."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
     n, n_vocab = chance.randint(0, 8), chance.choice([1, 4, 9, 33, 1000, 5000])
@@ -62,7 +62,7 @@ def check_draw(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def random_rows(chance: random.Random, n: int, device: str) -> Rows:
-    """Random options of n rows, each of them on or off."""
+    """Random sampling options for n rows. Each option is on for some rows and off for others."""
     word = 1 << 63
     return draw_rows(
         [chance.choice([0.0, 0.0, 1e-40, 0.1, 1.0, 1.0, 5.0]) for _ in range(n)],
@@ -77,7 +77,7 @@ def random_rows(chance: random.Random, n: int, device: str) -> Rows:
 
 
 def may_be(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, *key: int) -> Iterator[int]:
-    """The tokens that a draw may return: the exact one, and its neighbours if a border is near."""
+    """The tokens that a draw may return: the exact one, and its neighbours if the uniform number is near a border."""
     peak = logits.max()
     if not peak.isfinite() or temperature <= 0:
         yield -1 if not peak.isfinite() else int((logits == peak).nonzero()[0])

@@ -326,7 +326,7 @@ def _patch_language_once() -> None:
 def _keep_types() -> None:
     """Computes the attributes of each type once instead of at every operation: twice as fast.
 
-    Off is the check for overflow of integers, of which nothing but `debug` asserts the result. It takes six operations.
+    Turns the check for integer overflow off. It takes six operations, and only `debug` asserts its result.
     """
     stock.interpreter_builder.options = dataclasses.replace(stock.interpreter_builder.options, sanitize_overflow=False)
     new_type, new_tensor, np_dtype = tl.block_type.__init__, tl.tensor.__init__, stock._get_np_dtype

@@ -17,7 +17,7 @@ class Chip(NamedTuple):
     processors: int
     shared: int  # bytes of a multiprocessor
     lanes: int  # of a warp
-    warps: int  # that a multiprocessor holds
+    warps: int  # maximum on a multiprocessor
 
     @property
     def bytes_needed(self) -> float:
@@ -44,6 +44,6 @@ def programs(compiled: CompiledKernel) -> int:
 
 
 def share_in_flight(compiled: CompiledKernel, n_bytes: int) -> float:
-    """The bytes that the programs of a multiprocessor request at once, n_bytes each, as a share of the bytes in flight
-    that the chip needs."""
+    """The bytes in flight on a multiprocessor whose programs have n_bytes each in flight, as a share of the bytes that
+    the chip needs for its full bandwidth."""
     return programs(compiled) * n_bytes / CHIPS[compiled.target].bytes_needed

@@ -38,7 +38,7 @@ def _start(seed: int) -> random.Random:
 
 
 def check_write_kv(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Rows of a fused projection. Every other slot keeps its bits."""
+    """Writes rows of a fused projection. Every other slot keeps its bits."""
     chance = _start(seed)
     n, heads, dim, n_pages = chance.randint(0, 9), chance.randint(1, 4), chance.choice([16, 24, 64, 80]), 5
     page = chance.choice([1, 16, 32])
@@ -60,7 +60,7 @@ def check_write_kv(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
-    """K and V pools of each kind of few bits. Every slot has the byte 77 and the scale 77."""
+    """K and V pools of each kind of KV_KINDS. Every slot has the byte 77 and the scale 77."""
     found = []
     for kinds in KV_KINDS.values():
         if HALVES in kinds and shape[3] % 16:
@@ -73,8 +73,8 @@ def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
 
 
 def check_quantized(pools: Sequence[Quantized], want: Tensor, slots: Tensor, tolerance: float) -> None:
-    """Fails unless the slots hold `want`, float64 [2, n_rows, n_kv_heads, dim], as exactly as its bits allow, and every
-    other slot is unchanged (see `_small_pools`)."""
+    """Fails unless the slots hold `want`, float64 [2, n_rows, n_kv_heads, dim], as exactly as the pool's bits allow,
+    and every other slot is unchanged (see `_small_pools`)."""
     for pool, rows in zip(pools, want, strict=True):
         numbers, scale = (part.flatten(0, 1) for part in parts(pool))
         others = torch.ones(len(numbers), dtype=torch.bool)
@@ -98,7 +98,7 @@ def check_quantized(pools: Sequence[Quantized], want: Tensor, slots: Tensor, tol
 
 
 def check_copy_pages(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Only the first slots of the destinations change. The rest of a source is not copied."""
+    """Copies the first slots of some pages. All other slots keep their bits."""
     chance = _start(seed)
     page, heads, dim, n_pages = chance.choice([1, 16, 64]), chance.randint(1, 3), chance.choice([16, 80]), 9
     n = chance.randint(0, 4)
@@ -116,7 +116,7 @@ def check_copy_pages(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_copy_slots(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Paths of several draft trees are moved to the front of their trees; also paths that need no move, and -1."""
+    """Moves a path of each of several draft trees to the front of its tree. Some paths need no move, and -1 pads."""
     chance = _start(seed)
     page, heads, dim, n_pages = chance.choice([1, 16]), chance.randint(1, 3), chance.choice([16, 80]), 10
     order = torch.randperm(n_pages * page).tolist()
@@ -140,14 +140,14 @@ def check_copy_slots(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def _layers(chance: random.Random, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Three pools, in one allocation as in the engine or in one each; one of 8 bits, and its scales."""
+    """Three pools, in one allocation as in the engine or in one each; a pool of 8 bits; and the scales of that pool."""
     together = torch.randn(3, *shape).to(device, dtype)
     layers = list(together) if chance.random() < 0.5 else [pool.clone() for pool in together]
     return [*layers, torch.randint(256, shape, dtype=torch.uint8).to(device), torch.randn(shape[:3]).to(device)]
 
 
 def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Rows, and heads of a fused projection, with and without residual."""
+    """Normalises rows, with and without a residual, all and selected ones; and the heads of a fused projection."""
     chance = _start(seed)
     n, dim = chance.randint(0, 5), chance.choice([16, 100, 256, 688])
     weight = torch.randn(dim).to(device, dtype)
@@ -167,7 +167,8 @@ def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_rope_kv(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Full and partial rotation, with and without norms, from a wider tensor. Every other slot keeps its bits."""
+    """Covers full and partial rotation, with and without QK norm, of a slice of a wider tensor. Slots that are not
+    written keep their bits."""
     chance = _start(seed)
     n, heads, kv_heads, dim = chance.randint(0, 5), chance.randint(1, 5), chance.randint(1, 3), chance.choice([16, 80])
     half, page, n_pages = chance.choice([dim // 2, dim // 4]), chance.choice([1, 16]), 7
@@ -193,7 +194,7 @@ def check_rope_kv(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_linear(seed: int, dtype: torch.dtype, device: str) -> None:
-    """One row and many, columns that fill no panel, packed weights if possible, with and without bias."""
+    """Covers one row and many, columns that fill no panel, packed weights if possible, with and without bias."""
     chance = _start(seed)
     n, n_in, n_out = chance.choice([0, 1, 2, 7, 100]), chance.choice([2, 17, 48, 1100]), chance.choice([1, 64, 70, 300])
     x = torch.randn(n, n_in + 3).to(device, dtype)[:, :n_in]
@@ -206,8 +207,8 @@ def check_linear(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None:
-    """4 and 8 bits with and without minimums, groups of several sizes, one group with any number of inputs. On a CPU
-    the rows are rounded to 8 bits; the tolerance allows that there."""
+    """Covers 4 and 8 bits, with and without minimums, groups of several sizes, and one group with any number of inputs.
+    On a CPU the rows are rounded to 8 bits; the tolerance allows that there."""
     chance = _start(seed)
     n, n_out, n_bits = chance.choice([0, 1, 7, 20, 70]), chance.choice([1, 64, 70]), chance.choice([4, 8])
     n_in, group = chance.choice([(40, 40), (96, 32), (128, 128), (320, 64)])
@@ -232,7 +233,8 @@ def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None
 
 
 def check_linear_in_w8a8(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Rows and weights of 8 bits, int8 and E4M3: one scale and groups, inputs that fill no block, a row of zeros."""
+    """Covers rows and weights of 8 bits (int8 and E4M3), with one scale and with groups, inputs that fill no block, and
+    a row of zeros."""
     chance = _start(seed)
     n, n_out, n_bits = chance.choice([0, 1, 7, 20, 70]), chance.choice([1, 64, 70]), chance.choice([8, FLOAT8])
     n_in, group = chance.choice([(40, 40), (128, 128), (200, 200), (384, 128), (512, 256)])
@@ -251,8 +253,9 @@ def check_linear_in_w8a8(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_experts(seed: int, dtype: torch.dtype, device: str) -> None:
-    """All layouts of weights, with and without biases, each kind of gate, experts without rows and rows without one of
-    their experts, few and many rows of an expert. On a CPU, rows are rounded to 8 bits for weights in few bits."""
+    """Covers all layouts of weights, with and without biases, each kind of gate, experts without rows, rows that lack
+    one of their experts, and few and many rows of an expert. On a CPU, rows are rounded to 8 bits for weights in few
+    bits."""
     chance = _start(seed)
     n, n_experts, n_each, n_bits = chance.choice([0, 1, 5, 40]), chance.choice([3, 8]), chance.randint(1, 3), 0
     hidden, width = chance.choice([32, 50, 96]), chance.choice([24, 64, 70])
@@ -279,7 +282,7 @@ def check_experts(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Also numbers whose sigmoid rounds to 0 or 1."""
+    """Includes numbers whose sigmoid rounds to 0 or 1."""
     chance = _start(seed)
     n, dim = chance.randint(0, 5), chance.choice([1, 16, 100, 1376])
     gate_up = torch.randn(n, 2 * dim) * chance.choice([1, 3])
@@ -290,7 +293,8 @@ def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Rows with and without a mask, shared masks, vocabularies that end inside a word. Forbidden logits are NaN."""
+    """Covers rows with and without a mask, shared masks, and vocabularies that end inside a word. Forbidden logits are
+    NaN before."""
     chance = _start(seed)
     n, n_masks, n_vocab = chance.randint(0, 5), chance.randint(1, 3), chance.choice([1, 31, 32, 100, 4096, 9000])
     n_words = -(-n_vocab // 32) + chance.randint(0, 1)
