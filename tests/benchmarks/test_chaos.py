@@ -58,7 +58,7 @@ def test_default_order_has_the_lowest_mean_latency(load: ModuleType) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("has_turnover", [False, True])
 def test_cpu_time_of_a_step_is_independent_of_the_queue(load: ModuleType, has_turnover: bool) -> None:
-    """They take turns, and the least of each counts: a processor may be half as fast for a second."""
+    """Short and long queue take turns, and the minimum of each counts: a processor may be half as fast for a second."""
     few, many = (load.cpu_of_steps(n, has_turnover) for n in (100, 3000))
     rounds = [(next(few), next(many)) for _ in range(6)]
     assert min(many for _, many in rounds) < 2 * min(few for few, _ in rounds)

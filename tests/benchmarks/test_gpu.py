@@ -129,8 +129,8 @@ def test_missing_packages_are_named_with_their_wheels(gpu: ModuleType, monkeypat
 def test_peer_that_does_not_read_all_keys_is_left_out(
     module_at: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16, 4,096 shared keys and 64 of each request. Without its own keys the output differs by an eighth of
-    its standard deviation."""
+    """Requests have 4,096 shared keys and 64 of their own, in bfloat16. If a peer does not read the 64, its output
+    differs by an eighth of the output's standard deviation."""
     work = module_at(ROOT / "benchmarks" / "gpu_work.py")
     torch.manual_seed(0)
     texts = work.branches(2, 4096, 64)

@@ -1,4 +1,4 @@
-"""Steps beside llama.cpp's, in place of which a script answers."""
+"""benchmarks/quantised.py with a script in place of llama.cpp."""
 
 from __future__ import annotations
 

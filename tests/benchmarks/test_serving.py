@@ -1,4 +1,4 @@
-"""Systems under test: their names, and that those that die, hang or cannot start are named and not left behind."""
+"""benchmarks/serving.py: names of systems, and systems that die, hang or cannot start are named and ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated fleet: its engines compute what a person computes, and our placement beats the others in small."""
+"""The simulated fleet: its engines take the expected times, and our placement beats the others in a small run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fleet(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 
 
 class Ends:
-    """An engine, and when its requests got their first token and ended."""
+    """A virtual engine, and the times at which its requests got their first token and ended."""
 
     def __init__(self, modules: Any, n_pages: int = 100, max_running: int = 64) -> None:
         self.first: dict[int, tuple[float, int]] = {}
@@ -84,7 +84,7 @@ def test_an_engine_evicts_the_longest_unused_blocks_and_runs_so_many(modules: An
 
 @pytest.mark.long
 def test_our_placement_is_better_in_small(fleet: ModuleType) -> None:
-    """As in `--quick`, with 1 seed and fewer policies: fork programs and cached tokens."""
+    """Compares fork programs and cached tokens as `--quick` does, with 1 seed and fewer policies."""
     work = fleet.programs(0, 160, 6.0 * 20, 20, fleet.POCKET.fixed)
     settings = fleet.policies(20, fleet.POCKET)
     run = {
@@ -121,8 +121,8 @@ def agent(module: Any, question: int) -> list[Any]:
 
 
 def tree(module: Any) -> list[Any]:
-    """A fork in 3, and then 0.25 s after its end two forks in 2, one 0.125 s after the end of the other. The second
-    branch goes on by itself when its first request has ended."""
+    """A fork into 3 branches, 0.25 s after its end a fork into 2, and 0.125 s after that one's end another fork into 2.
+    The second branch of the first fork goes on, without its client, when its first request has ended."""
     root = tuple(range(5000, 5300))
     branches = [(*root, *(6000 + 100 * k + i for i in range(20))) for k in range(3)]
     more = (*branches[1], *range(7000, 7010))
@@ -201,7 +201,7 @@ def requests_of(program: Any) -> Iterator[Any]:
 
 
 def test_a_turn_begins_when_all_that_it_waits_for_has_ended(fleet: ModuleType, small: Any) -> None:
-    """With one program at a time, in whatever order its requests end."""
+    """Programs run one at a time, and their requests end in any order."""
     small = msgspec.structs.replace(small, runs=small.runs[2:])
     work = fleet.recorded(small, 0, 4, 1e-3)
     run = fleet.FleetRun(work, fleet.Ours(3, TIME, PAGE), 3, fleet.Size(), TIME)

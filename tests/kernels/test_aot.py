@@ -1,4 +1,4 @@
-"""Every variant of every kernel compiles through its launcher for GPUs that need not be present."""
+"""Every variant of every kernel compiles through its launcher, for several GPUs and without one."""
 
 from itertools import product
 from typing import Any
@@ -49,8 +49,8 @@ def compile_attention(
     q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
     kv = options.pop("kv", "")
     kinds = KV_KINDS.get(kv, (dtype, dtype))
-    # On an H100, these were faster than tiles that do not spill: see the docstring of `tile`. With a window they spill
-    # most, and were not measured.
+    # On an H100, these tiles were faster than tiles that do not spill: see the docstring of `tile`. With a window they
+    # spill most; that was not measured.
     spilled = 200 if kv and target == "sm_90" else 800 if latent_dim and heads[0] == 128 else 0
     (pools,) = kv_pools(1, (8, page_size, heads[1], dim), kinds, "meta", latent_dim)
     if options.pop("sinks", False):
@@ -190,7 +190,7 @@ def test_linear_in_few_bits_uses_tensor_cores(target: str, n_bits: int, has_mini
     ids=str,
 )
 def test_w8a8_multiplies_8_bits_on_tensor_cores(target: str, dtype: torch.dtype, group: int) -> None:
-    """group: inputs with one scale; 0: all. The widest row takes as many warps as a program may have."""
+    """group: number of inputs with one scale; 0: all. The widest row takes as many warps as a program may have."""
     for n_rows, n_in in ((1, 4096), (1, 128 * 224), (64, 4096), (4096, 4096)):
         scale = meta(14336, n_in // group if group else 1, dtype=torch.float32)
         weight = GroupedRows(meta(14336, n_in, dtype=dtype), scale, None, n_in, 8, is_w8a8=True)

@@ -31,7 +31,7 @@ BATCHES = {
 
 
 def check_paths(case: Case) -> None:
-    """Checks both paths, the compiled one only with a compiler."""
+    """Checks both paths; the compiled one only if there is a compiler and it supports the case."""
     args = case[:4]
     case.check(cpu.by_torch(*args, AttentionOptions(**case.options)))
     library = build.library()

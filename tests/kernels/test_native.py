@@ -172,7 +172,7 @@ def test_build_without_optimisation_gives_the_same_results(portable: ctypes.CDLL
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's levels of vectors")
 @pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "sapphirerapids"])
 def test_the_library_compiles_for_processors_with_other_instructions(processor: str) -> None:
-    """AVX2; AVX-512 without and with instructions for bfloat16, and AMX."""
+    """The processors have AVX2; AVX-512; and AVX-512 with bfloat16 instructions and AMX."""
     if not COMPILER[0]:
         pytest.skip("no C++ compiler")
     for source in build.SOURCES:
@@ -181,8 +181,8 @@ def test_the_library_compiles_for_processors_with_other_instructions(processor: 
 
 
 def check_nan(library: ctypes.CDLL) -> None:
-    """Fails unless exactly those rows of attention are NaN that have a NaN in their query or in a key that they attend
-    to. Computes few rows over the same keys, and many."""
+    """Fails unless exactly the rows of attention are NaN that have a NaN in their query or in a key that they attend
+    to. Computes few and many rows over the same keys."""
     for dtype, softcap in product(build.DTYPES, (0.0, 4.0)):
         for lens in (([1, 3], [70, 200]), ([40], [90])):
             for place in ("query", "key"):
@@ -215,7 +215,7 @@ _run = subprocess.run
 
 
 def _linking(command: list[str], link: object, **options: object) -> object:
-    """A compiler that tells its version, compiles nothing, and links by calling `link`."""
+    """Stands in for `subprocess.run` of a compiler: prints the version, compiles nothing, and links by `link`."""
     if "--version" in command:
         return _run(command, **options)
     return None if "-c" in command else link(command)
@@ -232,7 +232,7 @@ def test_one_of_several_builds_and_the_others_wait(tmp_path: Path, monkeypatch: 
         shutil.copy(built, command[-1])
 
     monkeypatch.setattr(subprocess, "run", lambda command, **options: _linking(command, copy, **options))
-    with ThreadPoolExecutor(3) as threads:  # a lock of a folder is one of an open file, so threads are like processes
+    with ThreadPoolExecutor(3) as threads:  # the lock is per open file, so threads act like processes
         list(threads.map(lambda _: build.load(COMPILER, tmp_path, check=lambda library: None), range(3)))
     assert len(builds) == 1
 

@@ -86,7 +86,7 @@ def test_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str) -
 
 
 def test_captured_steps_agree_with_the_model(device: str, tiny_model: Callable[..., Path]) -> None:
-    """Graphs of decode steps on a GPU; `interpreted/test_graph_batch.py` tests the same on a CPU."""
+    """Runs CUDA graphs of decode steps; `interpreted/test_graph_batch.py` tests the same on a CPU."""
     if device != "cuda":
         pytest.skip("CUDA graphs need --device=cuda")
     model = load(tiny_model(head_dim=16), device=device)
@@ -103,7 +103,7 @@ def test_captured_steps_agree_with_the_model(device: str, tiny_model: Callable[.
 def test_steps_ahead_give_the_same_outputs(
     device: str, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType], deterministic: bool
 ) -> None:
-    """The engine loop on a real device; `runtime/engine/late.py` simulates one for other tests."""
+    """Runs the engine loop on a real device; `runtime/engine/late.py` simulates one for other tests."""
     engine_tests = Path(__file__).parents[1] / "runtime" / "engine"
     fake, late = module_at(engine_tests / "fake.py"), module_at(engine_tests / "late.py")
     model = load(tiny_model(head_dim=16), device=device)

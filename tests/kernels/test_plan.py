@@ -78,7 +78,7 @@ def test_items_cover_every_visible_key_once(
 
 
 def page_table(kv_lens: list[int], common: list[int]) -> np.ndarray:
-    """Request i shares its first `common[i]` pages with the first request."""
+    """Page tables in which request i shares its first `common[i]` pages with the first request."""
     table = np.zeros((len(kv_lens), max(kv_lens, default=0) // PAGE + 1), np.int32)
     for i, row in enumerate(table):
         row[:] = 1000 * (i + 1) + np.arange(len(row))
@@ -126,7 +126,7 @@ def test_short_way_for_decodes_gives_the_plan_of_the_general_case(
         q_lens, tiles, programs = [1] * len(kv_lens), Tiles(1, 4, 8, 5), (n_programs, 2)
         return plan.plan(q_lens, kv_lens, tiles=tiles, programs=programs, n_processors=n_processors, shared=shared)
 
-    general = found([Subtree((0,), 0)])  # shares nothing, but with subtrees the short way is not taken
+    general = found([Subtree((0,), 0)])  # shares nothing, but any subtree turns the short way off
     for short, long in zip(found([]), general, strict=True):
         np.testing.assert_array_equal(short, long, strict=True)
 

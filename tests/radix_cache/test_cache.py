@@ -92,7 +92,7 @@ def test_source_of_a_copy_is_locked_until_the_close() -> None:
 
 @pytest.mark.parametrize(("n_pages", "n_ids", "n_cached"), [(3, 11, 8), (4, 11, 9), (4, 14, 8), (5, 14, 9)])
 def test_single_lease_can_grow_to_all_of_its_ids(n_pages: int, n_ids: int, n_cached: int) -> None:
-    """If the pool can hold them. No copy is made if its source needs the last free page."""
+    """If the pool can hold them. No copy is made if its source page is needed for that."""
     cache = Cache(n_pages, 4)
     open_run(cache, PROMPT).close()
     lease = cache.open(PROMPT + bytes(4 * (n_ids - 10)), limit=9)
@@ -269,7 +269,7 @@ def test_closed_leases_leak_no_pages() -> None:
 
 
 def test_close_of_the_cache_closes_leases_in_the_order_of_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contents of host memory depend only on the calls, not on the addresses of the leases."""
+    """So the contents of host memory depend only on the calls, not on the addresses of the leases."""
     closed, close = list[int](), Lease.close
     monkeypatch.setattr(Lease, "close", lambda self: (closed.append(len(self._ids) // 4), close(self)))
     for _ in range(5):
@@ -327,7 +327,7 @@ def test_statistics_count_a_lease_at_its_first_publish() -> None:
     cache = Cache(16, 4)
     open_run(cache, PROMPT).close()
     for _ in range(5):
-        cache.open(PROMPT).close()  # the admission of a waiting request is tried repeatedly
+        cache.open(PROMPT).close()  # as when a waiting request is not admitted
     open_run(cache, PROMPT).close()
     assert cache.stats().n_query_tokens == 20
     assert cache.stats().n_hit_tokens == 9

@@ -1,9 +1,9 @@
 """A lease never reads keys and values of other tokens: a stateful test of all operations of a lease.
 
-A dict holds the slots. A forward pass writes into a slot the prefix that its keys and values depend on. The oracle is a
-list of all published prefixes, and a search of the whole tree for the longest common prefix. Copies are delayed as
-long as possible, and steps of several leases interleave. The process crashes, and the next one starts with the file of
-the second tier.
+A dict stands in for the KV slots. A forward pass writes into a slot the prefix that its keys and values depend on. The
+oracle is a list of all published prefixes, and a search of the whole tree for the longest common prefix. Copies are
+delayed as long as possible, and steps of several leases interleave. The process crashes, and the next one starts with
+the file of the host tier.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from banyan.radix_cache.policy import POLICIES
 Tokens = tuple[int, ...]
 Slots = dict[tuple[int, int], tuple[bytes, Tokens] | None]  # (page, slot): the prefix that was computed into it
 
-index = st.integers(0, 2**16)  # an index into a list, modulo its length
+index = st.integers(0, 2**16)  # used as an index into a list, modulo its length
 bits = st.integers(0, 2**70 - 1)  # tokens, or other choices between two
 
 
@@ -53,15 +53,15 @@ def decode(ids: bytes) -> Tokens:
 
 
 class Request:
-    """The engine's state of one lease."""
+    """A request as the engine sees it: its lease, its tokens and its progress."""
 
     def __init__(self, lease: Lease, namespace: bytes, tokens: Tokens) -> None:
         self.lease = lease
         self.namespace = namespace
         self.tokens = tokens
-        self.n_computed = lease.n_cached  # in KV after the copies
+        self.n_computed = lease.n_cached  # tokens in KV after the copies
         self.n_published = 0
-        self.copies: list[tuple[int, int, int]] | None = None  # taken; done before the next write
+        self.copies: list[tuple[int, int, int]] | None = None  # None: not taken yet; done when they are taken
 
 
 class Machine(RuleBasedStateMachine):
@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
         self.start(b"", self.prompts[0], len(self.prompts[0]))
 
     def start_process(self) -> None:
-        """Creates a cache with the pages of the file."""
+        """Creates a cache that has the pages of the file, if there is one."""
         n_host = self.options[-1]
         self.file = None if self.path is None else PageFile(self.path, n_host, self.page, 16, bytes(32))
         self.cache = Cache(*self.options, self.file)
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     @rule(i=index, cut=index, tail=bits, n_tail=st.integers(0, 20), spare=st.integers(0, 2), other=st.integers(0, 7))
     @precondition(lambda self: len(self.running) < 5)
     def open(self, i: int, cut: int, tail: int, n_tail: int, spare: int, other: int) -> None:
-        """Opens a lease for a prompt that shares a prefix with an earlier one. `spare`: tokens left to compute."""
+        """Opens a lease for a prompt that shares a prefix with an earlier one. spare: tokens that may not be cached."""
         base = self.prompts[i % len(self.prompts)]
         tokens = (base[: cut % (len(base) + 1)] + tokens_from_bits(tail, n_tail))[: self.cache.n_pages * self.page]
         if len(tokens) > spare:
@@ -313,7 +313,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def is_corrupted(self) -> bool:
-        """Whether a page of the file is corrupted: after a read, matches end before it."""
+        """Whether a page of the file is corrupted. Once a read has found it, matches end before it."""
         return None in self.host.values()
 
     def restart(self) -> None:
@@ -342,7 +342,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.cache.take_moves()
 
     def move(self, device: Slots, host: Slots, moves: list[Move], file: PageFile | None = None) -> None:
-        """Also moves the pages of `file`, where the bytes of a page are a digest of its slots."""
+        """Do moves between device and host. file: write to it too; the bytes of a page are a digest of its slots."""
         for move in moves:
             if file is not None and move.is_out:
                 file.begin(move.host)

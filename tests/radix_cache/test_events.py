@@ -1,4 +1,4 @@
-"""A mirror built only from events always has the same pages as the tree."""
+"""A mirror that is built only from cache events always has the same pages as the tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = 4
 
 
 def page_digests(prompt: bytes, namespace: bytes = b"") -> list[str]:
-    """Digests of the prefixes that end at the end of a full page."""
+    """The digests of all prefixes that end with a full page."""
     return [digest.hex() for digest in prefix_digests(namespace, prompt, 0, 4 * PAGE)[1:]]
 
 

@@ -1,4 +1,4 @@
-"""A page file replaces page files and nothing else."""
+"""A new page file may replace an older page file or an empty file, and no other file."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_quarantine_restores_all_invariants(violate: Callable[[Scene], None]) ->
     before = set(cache.leases)
     with pytest.raises(Corrupt):
         check(cache)
-    ended = quarantine(cache)  # checks
+    ended = quarantine(cache)  # calls `check` at its end
     assert {*ended, *cache.leases} == before
     assert not any(lease.is_open for lease in ended)
     assert all(lease.is_open for lease in cache.leases)
@@ -79,7 +79,7 @@ def test_quarantine_keeps_the_eviction_order() -> None:
     assert n_cached == [8, 0, 0, 8, 8, 8, 8, 0], "evicts the dead node, then the least recently used; keeps held nodes"
 
 
-def test_quarantine_empties_the_second_tier() -> None:
+def test_quarantine_empties_the_host_tier() -> None:
     cache = Cache(6, 4, n_host=20)
     for k in range(6):
         open_published(cache, ids(*[k] * 12)).close()

@@ -26,7 +26,7 @@ def random_cache(seed: int, n: int = 40) -> Cache:
 
 
 def nodes_below(*roots: Node) -> list[Node]:
-    """Includes the roots."""
+    """The roots and all nodes below them."""
     nodes = list(roots)
     for node in nodes:
         nodes += node.children.values()
@@ -34,7 +34,7 @@ def nodes_below(*roots: Node) -> list[Node]:
 
 
 def paths(tree: TreeSnapshot) -> Iterator[tuple[NodeSnapshot, list[int]]]:
-    """Each shown node, and the tokens of its path that the snapshot has."""
+    """Yields each shown node, and [namespace, *tokens of its path] as far as the snapshot has them."""
     known: list[list[int]] = []
     for node in tree.nodes:
         before = [node.namespace] if node.parent < 0 else known[node.parent]

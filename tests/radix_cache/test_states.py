@@ -15,7 +15,7 @@ PAGE = 4
 
 
 class Driver:
-    """Runs leases on a cache as an engine does. A state is the text that it is of."""
+    """Runs leases on a cache as an engine does. The text stands in for its recurrent state."""
 
     def __init__(self, n_pages: int = 64, n_states: int = 8, n_host: int = 0) -> None:
         self.cache = Cache(n_pages, PAGE, n_states=n_states, n_host=n_host)
@@ -24,7 +24,7 @@ class Driver:
         self.slots: dict[int, bytes] = {}
 
     def open(self, text: bytes) -> Lease | None:
-        """A lease with room for the text, and its state. None if there are no pages."""
+        """Open a lease with room for the text, and copy the state that it continues from. None if pages are missing."""
         lease = self.cache.open(text, limit=len(text) // 4 - 1)
         if not lease.grow(len(text) // 4):
             lease.close()
@@ -46,7 +46,7 @@ class Driver:
         lease.publish(text)
 
     def run(self, text: bytes, *kept: int) -> int:
-        """One request from beginning to end. Returns how many tokens it found."""
+        """One request from beginning to end. Returns how many of its tokens were cached."""
         lease = self.open(text)
         assert lease is not None
         self.compute(lease, text, *kept)
@@ -75,7 +75,7 @@ def test_match_ends_at_the_last_state_before_it() -> None:
     assert d.run(TEXT + ids(20, 21)) == 20
 
 
-def test_pages_behind_a_state_are_shared_again() -> None:
+def test_pages_after_a_state_are_shared_again() -> None:
     d = Driver()
     d.run(TEXT)
     lease = d.open(TEXT[:64] + ids(1, 2))

@@ -1,4 +1,5 @@
-"""Properties of the tree that `check` does not assert: pure matches, exact eviction order, eviction by page."""
+"""Properties of the tree that `check` does not assert: matches without side effects, the exact order of eviction, and
+eviction page by page."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def state(cache: Cache) -> object:
 
 
 def eviction_order(cache: Cache) -> list[bytes]:
-    """The keys of the unlocked nodes."""
+    """The keys of the unlocked nodes, in the order in which they are evicted."""
     keys = []
     for queue in cache.tree.queues:
         node: Node = queue
@@ -71,7 +72,7 @@ def test_match_changes_nothing() -> None:
 
 
 def test_match_finds_the_closest_of_many_children() -> None:
-    """They share less than a page with the prompt."""
+    """The children share less than a page with the prompt."""
     rng = random.Random(0)
     cache = Cache(4000, 16)
     stored_prompts = {tuple(rng.randrange(2) for _ in range(16)) for _ in range(500)}
@@ -217,7 +218,7 @@ def test_dropped_branch_leaves_host_memory(n_spilled: int, n_shared: int) -> Non
 
 @pytest.mark.parametrize("n_spilled", [0, 16, 40])
 def test_drop_leaves_what_others_have(n_spilled: int) -> None:
-    """Also in host memory, and where the end of the dropped branch is not stored."""
+    """Pages may be in host memory, and the end of the dropped branch may not be stored."""
     cache, prompt, other = Cache(60, 16, n_host=100), ids(*range(640)), ids(*range(560), *[7] * 80)
     store(cache, prompt)
     store(cache, other)
@@ -250,7 +251,7 @@ def test_leaf_is_removed_when_a_longer_page_contains_it() -> None:
 
 
 def test_second_lease_shares_a_page_that_the_first_has_filled() -> None:
-    """Two leases fill their copies of one page with the same tokens. The later one gets the page of the earlier."""
+    """Two leases fill their own pages with the same tokens. The later one then uses the page of the earlier one."""
     cache = Cache(16, 4)
     first, second = cache.open(ids(1, 2)), cache.open(ids(1, 2))
     for lease, n in ((first, 2), (second, 2), (second, 4), (first, 4)):

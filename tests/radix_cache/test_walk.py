@@ -1,8 +1,8 @@
-"""A long random walk over a cache with a second tier in a file, with crashes and repairs.
+"""A long random walk over a cache with a host tier in a file, with crashes and repairs.
 
 A forward pass writes into each slot a digest of the prefix that its keys and values depend on, so every read is
-verified. The process crashes: between moves, inside a page, or with the last writes to the file lost. The bookkeeping
-is corrupted and repaired.
+verified. The process crashes: between moves, while it writes a page, or before its last writes reach the disk. The
+cache's bookkeeping is corrupted and repaired.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Walk:
         self.start()
 
     def start(self) -> None:
-        """Starts a process with the pages of the file."""
+        """Creates the cache of a new process, with the pages of the file."""
         self.file = PageFile(self.path, N_HOST, PAGE, PAGE * SLOT, bytes(32))
         self.cache = Cache(N_PAGES, PAGE, policy=self.policy, n_host=N_HOST, file=self.file)
         self.memory = bytearray(N_PAGES * PAGE * SLOT)

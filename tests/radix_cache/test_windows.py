@@ -1,4 +1,4 @@
-"""Pages of windowed layers in the tree: a lease always has the last tokens of its window, and no other's."""
+"""Pages of windowed layers in the tree: a lease always has the tokens of its own window."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Driver:
         self.slots: dict[Slot, bytes] = {}
 
     def open(self, text: bytes) -> Lease | None:
-        """A lease with room for the text and its next step. None if there are no pages."""
+        """Open a lease with room for the text and its next step. None if pages are missing."""
         lease = self.cache.open(text, limit=len(text) // 4 - 1)
         if not lease.grow(len(text) // 4):
             lease.close()
@@ -39,7 +39,7 @@ class Driver:
         return lease
 
     def compute(self, lease: Lease, text: bytes, n: int = AHEAD) -> int:
-        """Compute and publish at most n tokens of the text. Returns how many are computed then."""
+        """Compute and publish at most n more tokens of the text. Returns how many are computed in total."""
         assert lease.window is not None
         start, pages = lease._n_computed, lease.window.pages
         end = min(start + n, len(text) // 4)
@@ -53,7 +53,7 @@ class Driver:
         return end
 
     def run(self, text: bytes) -> int:
-        """One request from beginning to end. Returns how many tokens it found."""
+        """One request from beginning to end. Returns how many of its tokens were cached."""
         lease = self.open(text)
         assert lease is not None
         while self.compute(lease, text) < len(text) // 4:

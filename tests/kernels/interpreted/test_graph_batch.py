@@ -1,4 +1,4 @@
-"""Batches at fixed addresses: a step that was captured once is right for every batch that is filled in later.
+"""Batches at fixed addresses: a step that was captured once computes every batch that is filled in later.
 
 No GPU is needed: the step runs again on the same tensors to simulate the replay of a graph.
 """
@@ -32,7 +32,7 @@ ENGINE = Path(__file__).parents[2] / "runtime" / "engine"
 
 
 def simulated_capture(run: Callable[[], Tensor]) -> Captured:
-    """As in a graph, nothing runs before the first replay, and every replay writes to the same result."""
+    """Captures `run` as a graph would be: nothing runs before the first replay, and all replays write to one result."""
     captured = Captured(lambda: captured.out.set_(run()), torch.zeros(0))
     return captured
 
@@ -117,7 +117,7 @@ def test_fill_beyond_the_capacity_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_step_keeps_all_that_its_graph_reads(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph keeps addresses, not tensors: the memory of a tensor that is dropped gets other contents."""
+    """A graph keeps addresses, not tensors: if a tensor is freed, its memory may be overwritten."""
     model = load(tiny_model("llama", num_hidden_layers=1))
     read: list[weakref.ref[Tensor]] = []
 
@@ -143,8 +143,9 @@ def test_step_keeps_all_that_its_graph_reads(tiny_model: Callable[..., Path], mo
 
 
 def test_padding_rows_leave_the_gaps_of_page_tables_alone(tiny_model: Callable[..., Path]) -> None:
-    """No item covers a padding row, so the first layer's result is NaN there, and the windowed layer stores NaN. The
-    first text's item begins in a gap: a mask hides these keys, but 0 times a NaN is NaN."""
+    """No work item covers a padding row, so the first layer's result is NaN there, and the windowed layer stores NaN in
+    its KV. This must not reach the gap page of page tables: the first text's item reads it, and although a mask hides
+    these keys, 0 times NaN is NaN."""
     windows = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}
     model = load(tiny_model("qwen2", num_hidden_layers=2, **windows))
     store = KVPool(model.spec, 10, 16, "cpu", n_window_pages=8)
@@ -169,8 +170,8 @@ def test_padding_rows_leave_the_gaps_of_page_tables_alone(tiny_model: Callable[.
 def test_engine_with_captured_steps_gives_the_same_outputs(
     n_layers: int, n_window_pages: int, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
 ) -> None:
-    """Also if a step is launched before the end of the previous step, whose samples it needs, and if the last layer has
-    a window and pages of its own."""
+    """Includes steps that are launched before the previous step, whose samples they need, has ended; and a last layer
+    with a window and pages of its own."""
     fake, late = module_at(ENGINE / "fake.py"), module_at(ENGINE / "late.py")
     windows = {"use_sliding_window": bool(n_window_pages), "sliding_window": 11, "max_window_layers": 1}
     model = load(tiny_model("qwen2", num_hidden_layers=n_layers, **windows))
