@@ -1,7 +1,7 @@
-"""Texts with several numbers and names that only what stands beside them tells apart, and more ways to ask for JSON.
+"""Texts with several numbers and names that only the words beside them tell apart, and more ways to ask for JSON.
 
-A scene has slots (how the value is drawn, names of its field, what it means) and texts that tell of some of them.
-`everyday` puts samples together.
+A scene has slots (how the value is drawn, names of its field, its meaning) and texts that state some of them.
+`everyday` makes samples of them.
 """
 
 # Phrases are long lines.
@@ -15,7 +15,8 @@ from pocket.words import Draw
 
 
 class Slot(NamedTuple):
-    """kind: a maker of `everyday`, a range such as `5-90` (`1-9.` has decimals), or words parted by `|`."""
+    """A value of a scene. kind: how it is drawn: a maker of `everyday`, a range such as `5-90` (`1-9.` has decimals),
+    or words separated by `|`. keys: names of its field."""
 
     kind: str
     keys: tuple[str, ...]
@@ -23,14 +24,14 @@ class Slot(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """texts: sentences with `{letter}` for the value of a slot; `{m}#` marks where a currency belongs."""
+    """Texts and their slots. texts: sentences with `{letter}` for a slot's value; `{m}#`: here belongs a currency."""
 
     slots: dict[str, Slot]
     texts: tuple[str, ...]
 
 
 def _scene(slots: str, *texts: str) -> Scene:
-    """Slots are parted by `;`, each `letter kind name name = meaning`."""
+    """Parses a scene. slots: separated by `;`, each `letter kind name name = meaning`."""
     parted = {}
     for slot in slots.split(";"):
         words, _, meaning = slot.partition("=")
@@ -252,24 +253,24 @@ WORKS = (
 NAMED = (
     "{a} {b}", "{a} {b}", "{a} {b}", "{a} {b}", "A. {b}", "J. K. {b}", "{a}-{b} {n}", "{a} van der {b}", "{a} de {b}", "{a} O'{b}", "{a} Mc{b}", "{a} {b} Jr.", "{a} M. {b}", "{a} al-{b}", "Prof. {a} {b}", "Sister {a}", "Old {a}", "Sir {a} {b}", "Lady {b}", "{a} St. {b}", "{a} di {b}", "{a} von {b}", "{a} {b}-{b}son", "T.S. {b}", "Captain {b}", "Rev. {a} {b}", "{a} and {b}", "{a} bin {b}", "{a} the Elder", "{a}", "{a} y {b}",
 )
-# what is counted, one word for one of it and one for many where they differ
+# things to count: singular/plural
 COUNTED = tuple("""goat/goats hen/hens lamp/lamps crate/crates stamp/stamps drum/drums sheet/sheets wheel/wheels poem/poems lesson/lessons rope/ropes barrel/barrels tile/tiles song/songs letter/letters vase/vases ladder/ladders marble/marbles tent/tents bench/benches knot/knots bulb/bulbs nail/nails pipe/pipes plank/planks button/buttons jar/jars basket/baskets window/windows door/doors tower/towers chapel/chapels bridge/bridges mill/mills well/wells canoe/canoes tram/trams scooter/scooters pedal/pedals valve/valves gear/gears switch/switches socket/sockets fuse/fuses wire/wires sensor/sensors screen/screens speaker/speakers cable/cables drone/drones tractor/tractors plough/ploughs bee/bees hive/hives duck/ducks lamb/lambs mule/mules otter/otters frog/frogs beetle/beetles pony/ponies seal/seals swan/swans rose/roses fern/ferns lily/lilies pear/pears plum/plums leek/leeks bean/beans loaf/loaves bun/buns bagel/bagels cup/cups plate/plates fork/forks spoon/spoons napkin/napkins towel/towels pillow/pillows blanket/blankets sock/socks glove/gloves scarf/scarves belt/belts coat/coats shirt/shirts ring/rings coin/coins medal/medals badge/badges flag/flags kite/kites doll/dolls puzzle/puzzles dice/dice card/cards poster/posters photo/photos map/maps globe/globes folder/folders pencil/pencils brush/brushes easel/easels stool/stools shelf/shelves desk/desks mirror/mirrors carpet/carpets curtain/curtains candle/candles torch/torches match/matches log/logs stone/stones brick/bricks beam/beams slate/slates hook/hooks anchor/anchors oar/oars sail/sails mast/masts net/nets buoy/buoys pier/piers lock/locks nurse/nurses cook/cooks clerk/clerks guard/guards scout/scouts nun/nuns monk/monks judge/judges tenor/tenors dancer/dancers juggler/jugglers child/children sister/sisters brother/brothers cousin/cousins tenant/tenants lodger/lodgers voter/voters donor/donors lap/laps round/rounds set/sets goal/goals foul/fouls throw/throws jump/jumps dive/dives push-up/push-ups squat/squats mistake/mistakes typo/typos verse/verses word/words line/lines slide/slides chart/charts figure/figures footnote/footnotes map/maps error/errors warning/warnings test/tests commit/commits branch/branches ticket/tickets call/calls meeting/meetings break/breaks shift/shifts trip/trips island/islands lake/lakes cave/caves geyser/geysers trail/trails hut/huts bunk/bunks bath/baths balcony/balconies lift/lifts garage/garages crack/cracks leak/leaks scratch/scratches dent/dents key/keys alarm/alarms camera/cameras bell/bells organ/organs flute/flutes cello/cellos harp/harps string/strings tooth/teeth bone/bones stitch/stitches pill/pills bandage/bandages syringe/syringes bed/beds week/weeks month/months hour/hours minute/minutes second/seconds day/days decade/decades kilo/kilos gram/grams ton/tons pound/pounds ounce/ounces mile/miles metre/metres inch/inches foot/feet yard/yards acre/acres hectare/hectares litre/litres gallon/gallons pint/pints degree/degrees volt/volts watt/watts amp/amps byte/bytes pixel/pixels euro/euros dollar/dollars franc/francs crown/crowns rupee/rupees point/points star/stars vote/votes like/likes view/views""".split())
-# {c}: what is counted, `{0}` its number; {s}: the subject
-COUNTINGS = (  # with one thing counted, for a list of such
+# {c}: the counted things, `{0}` their number; {s}: the subject
+COUNTINGS = (  # an item of a list of counts
     "{0} {c}", "{0} {c}", "{0} {c}", "{c}: {0}", "{c} {0}", "{c} ({0})", "{0}x {c}", "{c}: {0} in all", "{0} of the {c}", "{c} = {0}", "no fewer than {0} {c}", "{0} [old|new|good|small|big|fine|used|more|spare] {c}", "some {0} {c}", "{c}, {0}",
 )
-COUNTED_FRAMES = (  # {l}: the list; {x}, {y}, {z}: single counts with their number before
+COUNTED_FRAMES = (  # {l}: the list of counts; {x}, {y}, {z}: single counts, the number first
     "{s}: {l}", "{s} has {l}.", "{s} - {l}", "[At|In|For] {s} there are {l}.", "{l} - [that is|so much for] {s}.", "[We|They|I] counted {l} [at|in] {s}.", "{s} [owns|keeps|needs|sold|bought|lost|ordered|found|brought|packed|shipped|wants|got] {l}.", "{l} [belong|go|went|were given|are owed] to {s}.", "[Inventory|Stock|Report|Tally|Count|Status|Memo|Log] {s}: {l}", "{s}\n{l}", "{l}\n({s})", "{s} | {l}",
     "{x} and {y}: {s}", "{s} [swapped|traded|exchanged] {x} for {y}.", "[After|In|Within|Despite] {x}, {s} had {y}.", "{s} [got|made|earned|saved|received|lost] {x} [with|from|by|out of|thanks to] {y}.", "With {x} {s} [can do|manages|handles|gets] {y}.", "{s} [takes|needs|wants] {x} [for|per|to make|to get] {y}.", "For {y} {s} needs {x}.", "{x} [in|on|with|beside|plus] {y}, [all for|by order of|says] {s}", "Not {x} but the {y} [trouble|please|matter to] {s}.", "There were {x} when {s} came; {y} [later|stayed|remained].", "{s} gave us {x}. We gave {y} back.", "[Only|Just|As many as] {x}? {s} has {y} too.",
     "{x} [against|versus|compared with] {y} [at|for] {s}, [and|plus] {z}", "{s} began with {x}, then {y}, and [at last|finally] {z}.", "First {z}, [next|then] {x}, last {y}: {s}.", "{s} is [worth|good for|known for] {x}, {y} [and|or] {z}.", "{y} were [lost|sold|broken|eaten|sent off], {x} [kept|left|still here]: {s}", "[Each|Every] {s1} [comes|came] with {x} and {y}.",
 )
 KEYS_OF = ("{c}", "{c}", "{c}", "{c}", "n_{c}", "{s}_count", "number_of_{c}", "num_{c}", "{c}_total", "how_many_{c}", "no_of_{c}", "{c}_number", "total_{c}", "{c}_in_all", "amount_of_{c}")
-# sentences around the text that tell of nothing that is asked
+# sentences around the text without any requested value
 ASIDES = (
     "I hope this finds you well.", "Coffee machine is broken again, by the way.", "[Ping|Call|Text] me if [unclear|anything is odd].", "This was on the fridge.", "Copied from the old sheet.", "Typed on the train, [sorry|forgive the typos].", "Nothing else to report.", "My handwriting is awful.", "The printer ate the rest.", "Rain all day here.", "Dictated, not read.", "Ciao!", "Over and out.", "Ask the boss if you doubt it.", "I checked it twice.", "Somebody left the {a} on the desk.", "And yes, the {a} is still missing.", "Long day.", "Please don't share.", "Confidential.", "Draft!", "(scan of a note)", "(sic)", "As discussed.", "Hey hey!", "Morning!", "It was fun, really.", "Can't complain.", "Don't ask me why.", "More tomorrow.", "The {a} sends its love.", "We all liked the {a}.", "Nobody mentioned the {a}.", "If only the {a} were here.", "That's that.", "Hope it helps.", "Keep it safe.", "Source: the {a}.", "I had to laugh.", "Ah well.", "Corrected copy.", "Replaces the earlier note.", "PS the {a} is great.", "P.S. Greetings to everyone.", "Tell no one.", "Thx in advance.", "Any questions?", "Over to you.", "I'll be away for a while.", "Feed the cat please.", "The door code has changed.", "Lunch?", "What a view!", "Mum says hi.", "The {a} was late, the {a} is always late.", "Everyone [clapped|laughed|left early].", "[Two|Three|Four] coffees later I wrote this.", "It took me [two|five|ten] tries to type.", "We had a good laugh about the {a}.", "Nobody had a pen.", "The rest is gossip.", "Enough of that.", "I'd rather be fishing.", "The heating is off again.",
 )
 HEADS = ("Subject: {a}\n", "Re: {a}\n", "Subject: update\n", "FWD: ", "From the minutes: ", "Voice memo: ", "For the record: ", "Overheard at lunch: ", "Heads-up: ", "Quick note: ", "Following up on our chat: ", "Dear all, ", "To whom it may concern,\n", "Moin, ", "See below.\n", "Note to self: ", "BREAKING: ", "(bot) ", "@all ", "fyi: ", "So: ", "Right then. ", "Erm, ", "Listen up! ", "News: ", "Wall poster: ", "Whiteboard: ", "Page one: ", "Item one: ", "* ", "- ", "> ", "# {a}\n", "Dear diary, ")
-# a run of values with few words between: the maker of each, names of its field, what may stand before it
+# values that follow each other with few words between: maker, names of the field, words that may stand before
 RUN_NAMES = (
     ("named", "name who full_name contact person called guest participant", "|||for |Mr |Ms |our |by |with "), ("firm", "company firm business supplier payee vendor shop biller", "|||to |at |from |for "), ("place", "city town where place location destination heading_to", "|||in |to |near |via |from |at "), ("work", "title book film song show what_is_played", "|||for |called |see "),
 )
@@ -278,7 +279,7 @@ RUN_OTHERS = (
 )
 RUN_STARTS = ("", "", "", "", "pay ", "Pay ", "book ", "call ", "tell ", "Remind ", "invite ", "Thank ", "check ", "Order: ", "todo ", "TODO: ", "send ", "meet ", "Meeting ", "Trip: ", "ask ", "transfer ", "note ", "entry ", "Pls book ", "we need ", "flight ", "ticket ", "reserve ", "gave ", "saw ", "found ", "Confirm ", "new: ", "Visit ", "Appointment ", "collect ", "owed: ", "Got ", "wire ", "lent ", "log ", "Sold: ")
 RUN_ENDS = ("", "", "", "", ".", ".", "!", " thx", " ok?", " pls", " asap", ", thanks.", " (done)", " - urgent", " as agreed.", " please.", " again", "?", ";", " ...")
-# {f}: keys in a line; {k}: typed keys as code; {h}: keys and what they mean; {e}: empty object; {b}: bullets; {g}{t}: the text
+# {f}: keys in a line; {k}: typed keys as code; {h}: keys with meanings; {e}: empty object; {b}: bullets; {g}{t}: text
 ASKS = (
     "Return only a JSON object. Keys, in this order: {f}.{g}{t}", "[My|Our|The] [script|app|tool|parser|importer] reads JSON with {f}[ and nothing more|]. [Feed it|Write it] from:{g}{t}", "{t}\n\n^^ [json of that|that as JSON], keys {f}", "[Act|Work] as a parser. [Input follows|Text below]. [Emit|Print] JSON: {f}.{g}{t}", "[Which|What] [values belong|value belongs] to {f}? JSON[, nothing else|] [please|pls|].{g}{t}", "Would you mind [filling|writing] {f} into JSON for me?{g}{t}", "[A note|A line|An entry] [came in|arrived]: {t}\n[I'd like|I want|We need] {f} [from it|of it], JSON.", "{f} | JSON | no chatter{g}{t}", "[Dear colleague|Dear Sir or Madam|To the assistant],\nplease [be so kind as to |]render {f} in JSON.\n\n{t}\n\n[Kind regards|Sincerely|Thank you]", "[yo|hey|ok so] [need|gimme|i need] {f} [outta|from] this [as json|in json]{g}{t}", "Subject: [data please|JSON needed|extraction]\n\n[Hi|Hello], [could I get|send me] {f} as JSON from this note?\n\n{t}",
     "[Reply|Respond] with a single JSON object - {f} - [no prose|no comments|no markdown].{g}{t}", "{t}\n\nKeys wanted: {f}. [Format|Notation]: JSON.", "[Object|Record] = ({f})\nfrom: {t}", "[Make|Build|Compose] an object whose [only |]keys are {f}; values [come|are copied] from [the note|this text].{g}{t}", "[I'm|We're] [building|filling] a table. [One row|This row], JSON, columns {f}:{g}{t}", "[It is|There is] a [sentence|note] [at the end|below]; [kindly |]state {f} of it, as JSON.{g}{t}", "[Do|Please do] the JSON thing: {f}{g}{t}", "[Get rid of|Ignore|Skip] everything but {f}. JSON [it|out].{g}{t}", "[Quote|Copy] {f} [exactly|as they stand] into [a JSON object|JSON].{g}{t}", "(JSON) {f} <- {t}", "`{t}`\n[As JSON|JSON], [just|only] {f}", "(begin)\n{t}\n(end)\nJSON, keys: {f}", "<<<\n{t}\n>>>\n[Write|Print] {f} as JSON[.|, keys as given.]",
@@ -287,7 +288,7 @@ ASKS = (
     "[Fields|Keys|Needed|Columns]:{b}\n\n[Text|Note|Source]:\n{t}\n\n[JSON|Answer|Result]:", "{t}\n\n[Fields|Keys|To find]:{b}\n[As JSON.|JSON only.|]", "[Return|Give] JSON [holding|with]{b}\n\nfrom this:\n\n{t}", "[Please note down|Write down|Take down] [in JSON|as JSON]:{b}\n===\n{t}", "[Checklist|Slots]{b}\n\n{t}\n\n[One JSON object|JSON], [please|thanks].",
     "{k}\n\n{t}", "{k}\n\n[Text|Input|Source]: {t}", "{t}\n\n{k}", "[Return|Produce|Write] [JSON|an object] [that fits|matching|for] [this|the type]:\n{k}\n\n[From|Text|Given]: {t}", "[Given|We have] the type\n{k}\n[parse|read] {t}", "{k}\n[Fill it|Instantiate it] [from|with] [the text|this], as JSON: {t}", "{t}\n\n[Answer|Reply] [with|in] JSON [valid against|that fits]\n{k}", "```\n{k}\n```\n{t}\n\nJSON:", "[Structured output|Response format|response_format]:\n{k}\n\n[User|Message|Content]: {t}", "[Emit|Give] one JSON value of this shape, [no text around it|nothing else].\n{k}\n---\n{t}", "<schema>\n{k}\n</schema>\n<note>\n{t}\n</note>", "{t}\n---\n{k}\n---\njson?",
 )
-MEANT = (  # for keys with what they mean
+MEANT = (  # for keys with their meanings
     "[Extract|Find|Return] as JSON:\n{h}\n\n{t}", "{t}\n\n[Keys|Fields] [and their meaning|explained]:\n{h}\n[JSON only.|Answer in JSON.|]", "[I need|We need|Give me] [JSON|a JSON object] with\n{h}\n\n[Text|Note|From]: {t}", "[Fields|Legend|Data dictionary|Glossary]:\n{h}\n\n[Text|Input|Source]: {t}\n\n[JSON|Output|Object]:", "{h}\n\n^ [keys of the JSON|JSON keys]. [Text|Source]: {t}", "[Text|Message]: {t}\n[Wanted|To extract]:\n{h}\n[As JSON|In JSON].", "[Read|See] the note, [then |]give JSON.\n{h}\n\"{t}\"", "Key guide:\n{h}\n\n{t}\n\nMake the JSON.",
 )
 # fmt: on
@@ -302,7 +303,7 @@ _NAMES_OF_TYPES = {
 
 
 def typed(d: Draw, shape: Mapping[str, str], meanings: Mapping[str, str]) -> str:
-    """Keys and types as a schema, or as code if the keys can stand in it."""
+    """Keys and types as a JSON schema or, if the keys are identifiers, as code of some language."""
     name = d.pick("Item Record Row Data Entry Output Result Info Doc Parsed Answer Note Facts".split())
     way = d.rng.random()
     if way < 0.4 or not all(key.isidentifier() for key in shape):
@@ -341,7 +342,7 @@ def typed(d: Draw, shape: Mapping[str, str], meanings: Mapping[str, str]) -> str
 
 
 def explained(d: Draw, meanings: Mapping[str, str]) -> str:
-    """Keys with what each means, one a line or in one."""
+    """Keys with their meanings, on separate lines or in one."""
     form, end = d.pick(
         (
             ("{0}: {1}", "\n"), ("- {0}: {1}", "\n"), ("- {0} ({1})", "\n"), ("{0} - {1}", "\n"), ("{0} = {1}", "\n"), ("* `{0}` - {1}", "\n"), ("{0} ({1})", ", "), ("{0}: {1}", "; "), ('"{0}": {1}', "\n"), ("{0}  # {1}", "\n"), ("{0} // {1}", "\n"), ("| {0} | {1} |", "\n"),
@@ -351,7 +352,7 @@ def explained(d: Draw, meanings: Mapping[str, str]) -> str:
 
 
 def counted(d: Draw, subject: str) -> tuple[dict[str, str], str, dict[str, str]]:
-    """Counts of any things, told apart by the word beside each: the record, the text, what each field means."""
+    """Counts of several things, told apart by the word beside each. Returns (record, text, field -> meaning)."""
     n = d.pick((2, 2, 3, 3, 4, 5))
     record: dict[str, str] = {}
     names: list[tuple[str, str]] = []

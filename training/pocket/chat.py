@@ -1,4 +1,4 @@
-"""A training sample and its text: the chat template in Python and in Jinja, which give the same text.
+"""Training samples, and the chat template that makes their text, in Python and in Jinja. Both give the same text.
 
 The template is append-only: the text of the first n messages is a prefix of the text of all of them.
 """
@@ -78,8 +78,8 @@ class Span(NamedTuple):
 class Sample:
     """A conversation (`messages`, `tools`) or, if `plain` is not empty, text without a template.
 
-    `functions` are the real functions of the tools; `answers[i]` is what the last assistant turn before user turn i + 1
-    must contain (only in the family "tools": the others are scored by the exact text).
+    `functions` are the real functions of the tools. `answers[i]` is text that the last assistant turn before user turn
+    i + 1 must contain (only in the family "tools"; the other families are scored by the exact text).
     """
 
     family: str

@@ -1,6 +1,6 @@
-"""Clauses that records and deeds are told with, in any number and order; `everyday` puts them together.
+"""Clauses for texts about records and deeds; `everyday` combines them in any number and order.
 
-A text is a subject with some of its facets, so that no two texts of a kind need share a sentence.
+A text is a subject with some of its facets, so two texts of a kind need not share a sentence.
 """
 
 # Phrases are long lines.
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 
 class Facet(NamedTuple):
-    """What can be told of a subject; phrases are parted by `;`.
+    """A value that a text can state about a subject, and phrases for it. `_facet` takes phrases separated by `;`.
 
-    keys: names of the field. maker: how the value is drawn. predicates: what may follow the subject. posts: what may
-    stand beside it. labels: what may stand before the bare value. fronts: what may open a sentence.
+    keys: names of the field. maker: how the value is drawn. predicates: phrases after the subject. posts: phrases right
+    beside the subject. labels: words before the bare value. fronts: phrases that open a sentence.
     """
 
     keys: tuple[str, ...]
@@ -25,7 +25,7 @@ class Facet(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Subjects of one sort and their facets. pronouns: what stands for the subject later."""
+    """Subjects of one sort and their facets. pronouns: words for the subject in later sentences."""
 
     keys: tuple[str, ...]
     maker: str
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two of a sort, told apart by what they do."""
+    """Two values of the same sort, told apart by their roles in a statement."""
 
     maker: str
     keys: tuple[tuple[str, ...], tuple[str, ...]]
@@ -55,7 +55,7 @@ def _group(keys: str, maker: str, subjects: str, pronouns: str, *facets: Facet) 
 
 
 # fmt: off
-# what any happening may have
+# facets of any event
 _DATE = _facet("date day on_date when held_on scheduled", "when", "is [set for|planned for|on] {v};takes place on {v};was moved to {v};will be on {v}", "on {v};of {v};({v})", "date;when;day;on", "On {v}")
 _TIME = _facet("time hour start_time starts_at begins clock", "clock", "starts at {v};begins at {v};is at {v};kicks off at {v};opens its doors at {v}", "at {v};, {v} sharp,;from {v}", "time;start;at;begins", "At {v};From {v} on")
 _TOWN = _facet("city town place where location municipality", "place", "is in {v};takes place in {v};comes to {v};was moved to {v};happens in {v}", "in {v};at {v};({v})", "city;place;where;town", "In {v};Over in {v};Near {v}")
@@ -185,7 +185,7 @@ GROUPED: tuple[Group, ...] = (
         _facet("fair_day market_day market day_of_market", "weekday", "has a market on {v};holds its market every {v}", "(market on {v})", "market day", "")),
 )
 
-# the first does what the second suffers
+# the first value acts on the second, or comes before it
 PAIRS: tuple[Pair, ...] = (
     Pair(
         "team",
@@ -276,7 +276,7 @@ PAIRS: tuple[Pair, ...] = (
         (
             "{a} was followed by {b}", "{b} came after {a}", "first there was {a}, then {b}", "{a} is now called {b}", "{b} used to be {a}")),
 )
-# what may follow a pair
+# phrases that may follow a pair
 ENDINGS: tuple[Facet, ...] = (
     _facet("score result final_score outcome ended", "score", "", "with a result of {v};ending {v};({v});, {v},", "score;result", ""),
     _facet("date day when on_date", "when", "", "on {v};({v})", "date;on", ""),
@@ -287,7 +287,7 @@ ENDINGS: tuple[Facet, ...] = (
     _facet("people spectators crowd watched_by", "count", "", "before {v} people;with {v} watching;({v} people there)", "people there;crowd", ""))
 CURRENCIES = "euros euros dollars dollars pounds yen francs crowns pesos rupees bucks EUR USD GBP CHF SEK INR zloty lira kr quid dinars".split()
 SIGNS = "$ € £ ¥ US$ EUR USD Rs".split()
-# said before a name but no part of it, and honorifics, which are
+# words before a name that are not part of it; honorifics are part of the name
 CALLED = "Engineer Commuter Plumber Customer Neighbour Colleague Patient Driver Author Singer Painter Tenant Winner Farmer Lawyer Reporter Coach Guest Applicant Gardener Baker Actor Striker Pilot Donor Witness Suspect Student Pupil Teacher Client Member Volunteer Clerk Employee Trainee Visitor Shopkeeper".split()
 HONORIFICS = "Dr. Dr. Dr Mr. Mr Mrs. Mrs Ms. Ms Miss Prof. Professor Sir Dame Rev. Father Sister Lady Lord Mx".split()
 FIRMS = (
@@ -312,8 +312,8 @@ GIFTS = tuple(
         "/"
     )
 )
-KEEPS = frozenset("show promise offer sing read".split())  # after which the thing is not with the other one
-# where, when and how a deed is done: what is added, what asks for it
+KEEPS = frozenset("show promise offer sing read".split())  # after these the receiver does not have the thing
+# where, when and how a deed is done: phrases for it, questions about it
 TAILS = {
     "d": (
         "on {d};every {d};last {d};each {d}", "On which day [do] {a} {v} the {i}?;When [do] {a} {v} the {i}?;[Which|What] day [do] {a} {v} the {i}[ on|]?;[Which|What] day is the {i} {vn}?;When is the {i} {vn}?"),
@@ -334,5 +334,5 @@ TAILS = {
 
 
 def wording() -> str:
-    """The words around the values of a record and of a deed."""
+    """All words around the values of records and deeds."""
     return f"{GROUPED} {PAIRS} {ENDINGS} {CURRENCIES} {CALLED} {VERBS} {GIFTS} {TAILS}"

@@ -1,8 +1,8 @@
 """The pocket model's training text: one seeded generator per family of tasks, and their mixture.
 
-Every family takes a `Draw` and returns a `Sample`. Names, codes, labels and values are drawn anew for each sample, so that
-the model learns to find and copy instead of memorizing. `transcripts.tool_calls` is the
-family of tool calls, `records.extraction` that of JSON, `few_shot.few_shot` that of classification; the others are here.
+Every family is a function that takes a `Draw` and returns a `Sample`. Names, codes, labels and values are drawn anew
+for each sample, so that the model learns to find and copy instead of memorizing. `FAMILIES` lists the families; those
+for reading, recall, chat, puzzles and drills are in this file.
 """
 
 # Phrases are long lines.
@@ -28,7 +28,7 @@ from pocket.words import ANIMALS, COLOURS, DAYS, JOBS, TOPICS, Draw, Phrases
 
 # --- reading, recall, chat -------------------------------------------------------------------------------------------
 
-# relation -> (statement, question), {n} the one it is about, {v} the value.
+# relation -> (statements, questions, kind of value); {n}: the person, {v}: the value
 FACTS: dict[str, tuple[Phrases, Phrases, str]] = {
     "city": (Phrases(("{n} lives in {v}.", "The home of {n} is in {v}.", "{n} moved to {v} and lives there.", "{n} is at home in {v}.", "Since May {n} lives in {v}.", "{v} is the city of {n}.", "{n} has a home in {v}."), ("Today {n} lives in {v}.",)),
              Phrases(("Where does {n} live?", "In which city does {n} live?", "Which city is the home of {n}?", "What city is the home of {n}?", "What is the city of {n}?", "Which city does {n} live in?"), ("In what city does {n} live?",)), "city"),
@@ -102,7 +102,7 @@ def _value(d: Draw, kind: str) -> str:
 
 
 def reading(d: Draw) -> Sample:
-    """A passage of facts about several people, then questions answered with a span of it."""
+    """A passage of facts about several people, then questions whose answers are spans of it."""
     names = d.distinct("name" if d.chance(0.7) else "full_name", d.rng.randrange(2, 5))
     facts: dict[tuple[str, str], str] = {}
     while len(facts) < d.pick((3, 4, 5, 6, 8)):
@@ -120,7 +120,7 @@ def reading(d: Draw) -> Sample:
 
 
 def recall(d: Draw) -> Sample:
-    """Facts told over several turns, with other turns between, asked for later."""
+    """Facts that the user tells over several turns, with other turns between, and questions about them."""
     told: dict[tuple[str, str], str] = {}
     messages: list[Message] = []
     facts = d.some(tuple(MINE), d.rng.randrange(1, 5))
@@ -173,7 +173,9 @@ def small_talk(d: Draw) -> Sample:
 
 
 def puzzle(d: Draw) -> Sample:
-    """Reach a target from three numbers: propose one step (any of them: meant to be sampled), and judge a result."""
+    """Reach a target number from two to four numbers: propose one step, or judge whether a result is the target.
+
+    The step is any of the possible ones: a program is meant to sample several."""
     messages: list[Message] = []
     if d.chance(0.5):
         numbers = [d.number(2, 99) for _ in range(d.pick((2, 3, 3, 4)))]
@@ -204,14 +206,15 @@ def puzzle(d: Draw) -> Sample:
 
 
 def lines(d: Draw) -> Sample:
-    """A very short line, again and again: what first makes attention find and copy."""
+    """A very short line, repeated: from this, attention first learns to find and copy."""
     makers = (d.name, d.city, d.item, d.word, d.code, d.value, lambda: d.digits(4))
     line = d.pick((" ", ", ", "; ", ": ")).join(d.pick(makers)() for _ in range(d.rng.randrange(1, 4)))
     return Sample("lines", plain=(f"{line}\n", *(Target(f"{line}\n") for _ in range(d.rng.randrange(2, 5)))))
 
 
 def topics(d: Draw) -> Sample:
-    """Words of one topic to a line: what belongs together is learned faster from words than from their labels."""
+    """Lines with words of one topic each. From these, the model learns faster than from labels which words go together.
+    """
     rows = [
         d.some(TOPICS[topic].split(), d.rng.randrange(4, 9)) for topic in d.some(tuple(TOPICS), d.rng.randrange(2, 6))
     ]
@@ -222,7 +225,7 @@ def topics(d: Draw) -> Sample:
 
 
 def drill(d: Draw) -> Sample:
-    """Copying for its own sake, most of it early in training: lines repeated, and values found by their keys."""
+    """Pure copying, mostly early in training: repeated lines, and values looked up by their keys."""
     makers = (d.name, d.full_name, d.city, d.item, d.word, d.code, d.value, d.date, lambda: d.digits(5))
     kind = d.rng.random()
     things = [d.pick(makers)() for _ in range(d.rng.randrange(2, 10))]
@@ -246,7 +249,7 @@ def drill(d: Draw) -> Sample:
 
 
 def long_conversation(d: Draw) -> Sample:
-    """Samples of several families one after another in one conversation: what stands far back still counts."""
+    """Samples of several families in one conversation, so that the model learns to use text from far back."""
     tools, functions, answers = (), {}, ()
     messages: list[Message] = []
     if d.chance(0.6):
@@ -298,7 +301,7 @@ MIXTURE = {
     "everyday_chat": 0.06,
     "subjects": 0.01,
 }
-# What the first pools are drawn from: copying comes first, the rest stands on it.
+# The mixture of the first pools: the model must learn to copy first, as the other families need it.
 FIRST_MIXTURE = {family: share / 2 for family, share in MIXTURE.items()} | {"drill": 0.3, "lines": 0.2}
 
 

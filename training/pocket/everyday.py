@@ -1,7 +1,7 @@
-"""Training text as people write who have not read the card: the same families of tasks in many more wordings.
+"""Training text in the style of people who have not read the model card: the same task families in many more wordings.
 
-Names are of many spellings, records of many domains, tools have up to three arguments of any name, label sets are drawn
-at random, and what was never told is answered with `NO_IDEA`.
+Names have many spellings, records come from many domains, tools have up to four arguments with any names, label sets
+are random, and questions about facts that were never told are answered with `NO_IDEA`.
 """
 
 # Phrases are long lines.
@@ -47,7 +47,7 @@ _ENDINGS = "a o e i an en in on ar er or us is as el il ek ik ak ov ev ski sky s
 
 
 def rare(d: Draw) -> str:
-    """A name such as `Kwamberg`, of any language's look."""
+    """A made-up name that looks like one of some language, such as `Kwamberg`."""
     syllables = d.pick((0, 0, 0, 1, 1, 1, 2))
     name = d.pick(_CAPITALS) + (d.pick(_VOWELS) if d.chance(0.9) else "")
     name += "".join(d.pick(_MIDDLES) + d.pick(_VOWELS) for _ in range(syllables)) + d.pick(_MIDDLES) + d.pick(_ENDINGS)
@@ -63,7 +63,7 @@ def first(d: Draw) -> str:
 
 
 def pet(d: Draw) -> str:
-    """A name as pets have: often an ordinary word."""
+    """A name for a pet, often an ordinary word."""
     return d.pick(KINDS_OF["pet"]).capitalize() if d.chance(0.4) else first(d)
 
 
@@ -160,7 +160,7 @@ def any_value(d: Draw) -> str:
 
 
 def casual(d: Draw, text: str) -> str:
-    """A template as it is typed in haste: without a capital, without the last sign, without an apostrophe."""
+    """A template as if typed in haste: at random without a capital, end punctuation or apostrophes, or with a filler."""
     if d.chance(0.25) and text[0] != "{":
         text = text[0].lower() + text[1:]
     if d.chance(0.2):
@@ -186,24 +186,24 @@ def casual(d: Draw, text: str) -> str:
 
 
 def worded(d: Draw, /, *ways: str, **fields: object) -> str:
-    """One of `ways`, expanded, sometimes with made-up words, sometimes as typed in haste, with its fields filled in."""
+    """One of `ways`, expanded, with its fields filled in. Sometimes with made-up words, or as if typed in haste."""
     return casual(d, d.strange(d.vary(d.pick(ways)))).format(**fields)
 
 
 def one(words: str) -> Maker:
-    """A part of a list with commas, sometimes a made-up word."""
+    """A maker of items of a comma-separated list, sometimes of a made-up word instead."""
     listed = tuple(words.split(", "))
     return lambda d: d.pick(listed) if d.chance(0.85) else d.word()
 
 
 def ranked(titles: str) -> Maker:
-    """A name with its title, such as `Dr. Kwamberg`."""
+    """A maker of names with a title, such as `Dr. Kwamberg`."""
     listed = titles.split(", ")
     return lambda d: f"{d.pick(listed)} {rare(d) if d.chance(0.6) else person(d)}"
 
 
 def sized(units: str, low: int, high: int) -> Maker:
-    """A number with its unit in one word; of `units` with a space only those that belong to the number."""
+    """A maker of numbers with the unit attached, as one word. Units with a space are left out, except millions etc."""
     listed = [u for u in units.split(",") if " " not in u or u.endswith("illion")] or [""]
     return lambda d: f"{d.number(low, high) if d.chance(0.8) else d.decimal()}{d.pick(listed)}"
 
@@ -246,7 +246,7 @@ def plate(d: Draw) -> str:
 
 
 def day_month(d: Draw) -> str:
-    """A date as it is said: `12 March`, `Sept 3`."""
+    """A date as people write it: `12 March`, `Sept 3`."""
     month = d.pick("January February March April May June July August September October November December Jan Feb Sept Oct Nov Dec".split())  # fmt: skip
     day = d.rng.randrange(1, 29)
     return f"{day} {month}" if d.chance(0.6) else f"{month} {day}"
@@ -312,7 +312,7 @@ academic = ranked("Prof., Professor, Dr., Dean, Prof. Dr.")
 
 # --- JSON --------------------------------------------------------------------------------------------------------------
 
-# fields with their values; texts that have all fields
+# (field -> maker of its value, texts that have all fields)
 DOMAINS: tuple[tuple[dict[str, Maker], tuple[str, ...]], ...] = (
     ({"name": person, "age": whole(1, 99), "city": place, "job": lambda d: d.mixed(JOBS)},
      ("[This is|Meet|Here comes|My friend is|We met] {name}, {age}[ years old| years| years of age|], a {job} [from|of|in] {city}.", "{name} is {age} and [works|earns money|spends the day] as a {job} in {city}.", "I am {name}, I am {age}, I live in {city} and I work as a {job}.", "At {age}, {name} [moved|went|came] to {city} [to be|to work as|as] a {job}.", "The {age}-year-old {job} {name} [lives|was born|stays|is at home] in {city}.", "{name} ({job}, {age}) - {city}", "My name is {name}. I'm {age}. Home is {city}, and my trade is {job}.", "{name}, {age}, {job}, {city}", "Born in {city}, {name} became a {job} and is now {age}.", "Yesterday {name} turned {age}. The {job} still lives in {city}.")),
@@ -580,14 +580,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "speed": "velocity measured_speed", "station": "weather_station place", "humidity": "moisture", "sky": "conditions weather", "address": "street property", "bedrooms": "beds bedroom_count", "area": "size floor_area", "agent": "broker realtor", "tenant": "renter", "flat": "apartment unit", "fault": "problem defect", "band": "group", "genre": "style music_style", "venue": "place hall", "dish": "meal recipe_name", "serves": "portions servings people", "minutes": "cooking_time duration_min", "cook": "chef", "waiter": "server", "bill": "amount_due", "tip": "gratuity", "candidate": "nominee", "votes": "vote_count", "share": "percentage", "author": "writer written_by", "novel": "book title", "pages": "page_count", "publisher": "published_by", "painter": "artist", "painting": "work title", "borrower": "debtor", "loan": "principal amount", "interest": "rate interest_rate", "invoice": "invoice_no bill_number", "vendor": "supplier seller", "total": "amount sum", "due": "due_date pay_by", "applicant": "job_seeker candidate", "position": "post role", "salary": "pay yearly_pay", "task": "todo action", "deadline": "due_by until", "priority": "urgency importance", "customer": "client buyer", "refund": "money_back", "programme": "show broadcast", "founder": "founded_by", "employees": "staff headcount", "headquarters": "based_in seat", "speaker": "presenter", "date": "on_date when", "mother": "mum parent",
     }.items()
 }  # fmt: skip
-MISSING = (  # {w}: what stands for a field that the text lacks
+MISSING = (  # {w}: the value to write for a field that the text lacks
     "[Use|Write|Put|Give|Return|Set] {w} [for|where|when|if] [a field is missing|anything missing|what is not there|the text does not say|something is unknown|there is no value|a value cannot be found|not stated].", "[If|When|Where] [a field|a key|a value|something|anything|one] is [missing|absent|not given|not mentioned|not in the text|unknown|unclear], [use|write|put|set it to|return] {w}.",
     "[Missing|Absent|Unknown] [fields|values|keys|ones|info] [are|get|become|=|:|should be|must be] {w}.", "({w} if [missing|absent|unknown|not stated|it is not there])", "{w} for [missing|unknown|absent] [values|fields|ones|data].", "Do not guess: {w} [if unknown|if it is not in the text|when it isn't stated].", "[Not found|Not there|No value]? [Then|Use|Write] {w}.", "Leave nothing out; {w} stands for [a missing field|what is not said].", "pls put {w} if u cant find it", "Fields without a value get {w}.", "[Anything|Whatever] the [text|note|author] [leaves out|doesn't mention|does not tell] is {w}.",
 )  # fmt: skip
 NEVER_TOLD = "shoe_size blood_type fax vat_number eye_colour religion coupon warranty passport_no hobby website maiden_name tax_id discount star_sign wifi_password sponsor hair_colour deposit witness parking diet slogan spouse godfather mascot anthem".split()  # fmt: skip
 
 
-# words for what a value is, whatever is told of it: a record's only person may have any of the first ones as its field
+# general field names for sorts of values: the only person of a record may have any name of the first row as its field
 _SORTS: tuple[tuple[tuple[Maker, ...], str], ...] = (
     ((person, first, doctor, captain, officer, magistrate, polite, academic), "person human individual man woman contact participant member visitor guest speaker holder owner client customer user applicant attendee subscriber lodger tenant neighbour friend colleague partner sender recipient founder leader head organiser planner helper volunteer expert specialist worker artist performer actor singer painter photographer composer dancer poet athlete player runner rider racer swimmer boxer pilot sailor driver conductor inspector guard officer clerk cashier vendor dealer trader supplier producer grower breeder trainer instructor lecturer pupil candidate nominee voter witness suspect victim prisoner soldier widow bride groom host hostess cleaner gardener builder carpenter plumber electrician mechanic engineer chemist nurse surgeon therapist caretaker keeper ranger guide translator editor columnist critic reader viewer listener fan donor sponsor investor banker debtor heir somebody whom by_whom responsible in_charge signed_by"),
     ((place,), "place city town village location site region area municipality where whereabouts settlement spot district destination home venue community hamlet borough seaside_town hometown_now birthplace headquarters based_in located_in from_where base"),
@@ -607,7 +607,7 @@ SORTS: dict[Maker, tuple[str, ...]] = {maker: tuple(words.split()) for makers, w
 
 
 def _sorted_names(d: Draw, makers: dict[str, Maker]) -> dict[str, str]:
-    """Another name for each field that is the only one of its sort: the sort tells which value is meant."""
+    """Field -> new name. Only a field that is alone of its sort may get a new name: a name of that sort identifies it."""
     sorts = {name: SORTS[make] for name, make in makers.items() if make in SORTS}
     alone = [name for name, words in sorts.items() if list(sorts.values()).count(words) == 1]
     new: dict[str, str] = {}
@@ -619,7 +619,7 @@ def _sorted_names(d: Draw, makers: dict[str, Maker]) -> dict[str, str]:
 
 
 def _renamed(d: Draw, names: Sequence[str], share: float) -> dict[str, str]:
-    """Another name for a `share` of the fields, and for some records another spelling of all names."""
+    """Field -> its name in the sample. A `share` of the fields get an alias; some records spell all names otherwise."""
     new: dict[str, str] = {}
     for name in names:
         others = [o for o in ALIASES.get(name, ()) if o not in names and o not in new.values()]
@@ -640,7 +640,7 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 
 def _lines(d: Draw, record: dict[str, str]) -> str:
-    """A record as names and values in any notation."""
+    """A record as field names and values, in a random notation such as CSV, XML or `name: value`."""
     order = d.some(list(record), len(record))
     kind = d.rng.random()
     if kind < 0.15:
@@ -657,7 +657,7 @@ def _lines(d: Draw, record: dict[str, str]) -> str:
 
 
 def _styled(d: Draw, told: str) -> str:
-    """A template as it is shouted or typed without capitals."""
+    """A template, sometimes all in capitals or without any; fields stay unchanged."""
     kind = d.rng.random()
     if kind > 0.12:
         return told
@@ -666,7 +666,7 @@ def _styled(d: Draw, told: str) -> str:
 
 
 def _told(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """A record, a text that tells of it, fields that the text lacks, and how the values were drawn."""
+    """(A record, a text that states it, fields that the text lacks, field -> maker of its value)."""
     if d.chance(0.15):
         names = dict.fromkeys(noun(d) if d.chance(0.6) else d.word() for _ in range(d.rng.randrange(2, 7)))
         record = {name: any_value(d) for name in names}
@@ -682,13 +682,13 @@ def _told(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
         told = _styled(d, d.vary(d.pick(texts)))
         before, after = (d.vary(d.pick(NOISE)).format(a=noun(d)) if d.chance(0.35) else "" for _ in range(2))
         worded_told = d.strange(told) if d.chance(0.4) and ":" not in told else told
-        # a sign shows where the last value ends
+        # punctuation shows where the last value ends
         end = "" if worded_told[-1] in ".!?" or not after else d.pick((".", ".", " -", ";", "\n"))
         worded_told, shown = _shown(d, worded_told, record, makers) if d.chance(0.5) else (worded_told, record)
         text = " ".join(filter(None, (before, worded_told.format(**shown) + end, after)))
     absent = [name for name in record if f"{{{name}}}" not in told]
     record = {name: value for name, value in record.items() if name not in absent}
-    if d.chance(0.12):  # a field may have any name that stands for it
+    if d.chance(0.12):  # one more field with any name
         text = f"{text} {d.pick(('Also,', 'Besides,', 'And', 'Moreover,', 'P.S.'))} the {(key := noun(d))} is {(value := any_value(d))}."
         absent = [name for name in absent if name != key]
         record |= {key: value} if key not in record and key not in makers else {}
@@ -702,7 +702,7 @@ def _entitled(d: Draw, titles: Sequence[str]) -> str:
     return f"{d.pick(titles)} {name}" if way < 0.6 else person(d)
 
 
-# makers of the values that `clauses`, `roles` and `parts` name
+# kind of value, as named in `clauses`, `roles`, `parts` and `amounts` -> its maker
 _DRAWN: dict[str, Maker] = {
     "person": person, "first": first, "pet": pet, "place": place, "titled": titled, "firm": firm, "thing": thing, "rare": rare, "code": code, "clock": clock, "date": Draw.date, "when": when,
     "phone": phone, "mail": mail, "street": street, "money": money, "score": score, "seat": seat, "year": year, "age": whole(2, 99), "small": whole(1, 30), "count": lambda d: str(d.amount()), "months": whole(3, 60), "height": whole(90, 210), "heat": whole(80, 260),
@@ -715,11 +715,11 @@ _DRAWN: dict[str, Maker] = {
 _DRAWN |= {"phrase": phrase} | {name: one(words) for name, words in parts.WORDS.items()}
 _DRAWN |= {name: functools.partial(_name_of, forms=forms) for name, forms in parts.NAMED.items()}
 _DRAWN |= {name: functools.partial(_entitled, titles=titles.split(", ")) for name, titles in parts.TITLED.items()}
-_BARE = ("street", "phone", "mail", "clock", "date", "code", "when", "seat")  # sorts that show without a label
+_BARE = ("street", "phone", "mail", "clock", "date", "code", "when", "seat")  # clear without a label
 
 
 def _keys(d: Draw, sets: Sequence[Sequence[str]]) -> list[str]:
-    """A different name for each field."""
+    """A name for each field from its set of names, no two alike."""
     chosen: list[str] = []
     for names in sets:
         chosen.append(d.pick([name for name in names if name not in chosen] or [f"{names[0]}_{len(chosen)}"]))
@@ -727,7 +727,7 @@ def _keys(d: Draw, sets: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _sentence(d: Draw, group: clauses.Group, facets: Sequence[tuple[str, clauses.Facet]]) -> str:
-    """A template that tells of `{s}` and of each facet under its key."""
+    """A template about the subject `{s}`, with a field `{key}` for each facet."""
 
     def say(ways: Sequence[str], key: str) -> str:
         return d.vary(d.pick(ways)).replace("{unit}", "{v}#").replace("{v}", f"{{{key}}}")
@@ -770,7 +770,8 @@ def _sentence(d: Draw, group: clauses.Group, facets: Sequence[tuple[str, clauses
 
 
 def _of_a_kind(d: Draw) -> tuple[list[str], list[str], str, list[str]]:
-    """Fields of one sort, told apart by the word beside the value: who has which part, how many there are of what."""
+    """Fields of one sort, told apart by the word beside the value: people by role, or counts by thing. Returns (field
+    names, kinds of values, template, names that the text lacks)."""
     is_who = d.chance(0.5)
     n = d.pick((2, 2, 3, 3, 4))
     words = d.some(ROLES, 8) if is_who else list(dict.fromkeys(_plain(d) if d.chance(0.7) else d.word() for _ in range(9)))  # fmt: skip
@@ -791,7 +792,7 @@ def _of_a_kind(d: Draw) -> tuple[list[str], list[str], str, list[str]]:
 
 
 def _composed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """As `_told`, but of clauses."""
+    """As `_told`, with a text made from `clauses`."""
     way = d.rng.random()
     if way < 0.14:
         names, kinds, template, absent = _of_a_kind(d)
@@ -829,7 +830,7 @@ def _composed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]
 
 
 def _framed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """As `_told`, but of roles: which value a field means is said by what the value does in the text."""
+    """As `_told`, with a text from `roles`: a value's role in the text tells which field it belongs to."""
     if d.chance(0.18):
         return _quantified(d)
     frame = d.pick(roles.FRAMES)
@@ -837,7 +838,7 @@ def _framed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
 
 
 def _parted(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """As `_framed`, of what `parts` tells of."""
+    """As `_framed`, with a text from `parts`."""
     frame = d.pick(parts.FRAMES if d.chance(0.72) else parts.TWOS)
     return _with_roles(d, frame.roles, d.pick(frame.texts), NOISE, 0.15)[:4]
 
@@ -854,9 +855,10 @@ def _with_roles(
     noise: Sequence[str],
     named: float = 0.0,
 ) -> tuple[dict[str, str], str, list[str], dict[str, Maker], dict[str, str]]:
-    """A phrase with its slots (how each is drawn, names of its field) filled in, and the letter of each field.
+    """As `_told`, with a text from `phrase`, and field -> letter of its slot.
 
-    named: the share of fields' names with an addition, such as `name_of_buyer`.
+    slots: letter -> (how the value is drawn, names of the field). named: share of the field names that are extended,
+    for instance to `name_of_buyer`.
     """
     told = d.vary(phrase)
     letters = list(dict.fromkeys(re.findall(r"\{(\w)\}", told)))
@@ -884,7 +886,7 @@ def _with_roles(
 
 @functools.cache
 def _drawn(kind: str) -> Maker:
-    """The maker that a slot names: one of `_DRAWN`, a range of numbers (with decimals if it ends in `.`), or words."""
+    """The maker for a kind: a key of `_DRAWN`, a range of numbers (with decimals if it ends in `.`), or words."""
     if kind in _DRAWN:
         return _DRAWN[kind]
     if "|" in kind:
@@ -899,7 +901,7 @@ def _drawn(kind: str) -> Maker:
 
 
 def _measured(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker], dict[str, str]]:
-    """As `_framed`, of things with several numbers; and what each field means."""
+    """As `_told`, with a text about several numbers, and field -> its meaning."""
     if d.chance(0.2):
         record, text, meanings = amounts.counted(d, d.pick((person, place, titled, firm, thing))(d))
         return record, text, [], {}, meanings
@@ -914,7 +916,7 @@ def _measured(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]
 
 
 def _run_on(d: Draw) -> tuple[dict[str, str], str]:
-    """Names and other values in turn, mostly with nothing between them."""
+    """(A record, a text in which names and other values alternate, mostly without words between them)."""
     names, others = d.some(amounts.RUN_NAMES, d.pick((1, 1, 2, 2))), d.some(amounts.RUN_OTHERS, d.pick((1, 2, 2, 3)))
     while len(others) < len(names) - 1 or {"date", "daym"} <= {kind for kind, _, _ in others}:
         others = d.some(amounts.RUN_OTHERS, 2)
@@ -938,7 +940,7 @@ def _run_on(d: Draw) -> tuple[dict[str, str], str]:
 
 
 def _quantified(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """A thing and numbers of it that only their units tell apart."""
+    """As `_told`, with a text about a thing and several numbers that only their units tell apart."""
     chosen: list[tuple[str, str, str]] = []
     for row in d.some(roles.QUANTITIES, 8):
         unit = row[0].split()[0]
@@ -978,8 +980,8 @@ _UNGROUPED = frozenset("year released since founded built published painted elec
 
 
 def _shown(d: Draw, template: str, record: dict[str, str], makers: dict[str, Maker]) -> tuple[str, dict[str, str]]:
-    """A template and values as people write them: with a sign or the word of a currency, commas in numbers, titles in
-    quotes, and what someone is before the name. `{key}#` marks where a currency belongs.
+    """The template and the values in more natural forms: with a currency, commas in numbers, titles in quotes, and
+    words such as "Engineer" before names. `{key}#` marks where a currency belongs.
     """
     shown = dict(record)
     for name, make in makers.items():
@@ -1006,7 +1008,7 @@ def _shown(d: Draw, template: str, record: dict[str, str], makers: dict[str, Mak
 
 
 def _with_missing(d: Draw, wish: str, stand_in: str) -> str:
-    """A wish that also says what stands for a field that the text lacks."""
+    """The request `wish`, extended by what to write for fields that the text lacks. stand_in: that value."""
     said = d.vary(d.pick(MISSING)).format(w=stand_in)
     if wish.endswith("{g}{t}"):
         return f"{wish.removesuffix('{g}{t}').rstrip(' .:')}. {said}{{g}}{{t}}"
@@ -1014,7 +1016,7 @@ def _with_missing(d: Draw, wish: str, stand_in: str) -> str:
 
 
 def everyday_json(d: Draw) -> Sample:
-    """One or two texts, and the fields wanted of each as JSON."""
+    """One or two texts, each with a request for some of its fields as JSON."""
     messages: list[Message] = _system(d, 0.15)
     for _ in range(d.pick((1, 1, 1, 2))):
         way = d.rng.random()
@@ -1056,7 +1058,7 @@ def everyday_json(d: Draw) -> Sample:
         is_explained = not lacks and meanings.keys() >= set(fields) and d.chance(0.12)
         wish = casual(d, d.vary(d.pick(amounts.MEANT if is_explained else asks)))
         has_types = "{s}" in wish or "{y}" in wish or "{k}" in wish
-        if not has_types:  # numbers as they are
+        if not has_types:  # without types in the prompt, numbers stay numbers
             typed = {f: "number" if f not in lacks and _is_number(record[f]) else "string" for f in fields}
         shape = {keys[f]: t for f, t in typed.items()}
         meant = {keys[f]: meanings[f] for f in fields if f in meanings}
@@ -1138,12 +1140,13 @@ FUNCTION_WORDS = "the a my our this that is was are were has have had not no and
 
 
 def _close(text: str) -> str:
-    """Without spaces that an empty choice left before a sign."""
+    """The text without spaces before punctuation, which empty choices leave behind."""
     return text.strip().replace(" .", ".").replace(" !", "!").replace(" ,", ",")
 
 
 def _text_of(d: Draw, words: Sequence[str], parts: tuple[Sequence[str], ...], name: str, others: set[str]) -> str:
-    """A sentence about a subject: a template, or its words among words that say little, none of them of `others`."""
+    """A sentence about a subject: a template, or its words among function words. others: words of other subjects, which
+    templates avoid."""
     way = d.rng.random()
     text = ""
     if name in CLAUSES and d.chance(0.45):
@@ -1182,7 +1185,7 @@ def _intent_text(d: Draw, ways: Sequence[str]) -> str:
 
 
 def _plain(d: Draw) -> str:
-    """A noun that fits a sentence, or any word."""
+    """A noun that fits into a sentence, sometimes any word of a subject."""
     return d.pick(NOUNS) if d.chance(0.75) else noun(d)
 
 
@@ -1199,7 +1202,7 @@ _WORDS_OF = {name: {*SUBJECTS[name], *(word for part in PARTS[name] for word in 
 
 
 def _makers(d: Draw, n: int) -> tuple[list[list[str]], list[Callable[[], str]]]:
-    """What may stand for each of n classes as its label, and what makes a text of it."""
+    """(Possible labels of each of at most n classes, a function that makes a text of each class)."""
     source = d.rng.random()
     if source < 0.7:
         return theme_makers(d, min(n, 5), first) if source < 0.35 else intents.classes(d, n, first)
@@ -1233,7 +1236,7 @@ def _makers(d: Draw, n: int) -> tuple[list[list[str]], list[Callable[[], str]]]:
 
 
 def _bent(d: Draw, label: str) -> str:
-    """Another form of a word, so that labels are copied and not guessed."""
+    """A changed form of a label, so that labels must be copied and cannot be guessed."""
     ends = ("ing", "s", "er", "y", "ish", "ful", "ed", "able", "ist", "ery", "2", "_desk", "-like", "ation", "ment")
     way = d.rng.random()
     if way < 0.45:
@@ -1244,7 +1247,7 @@ def _bent(d: Draw, label: str) -> str:
 
 
 def _labels(d: Draw, options: Sequence[Sequence[str]]) -> list[str]:
-    """A label for each class: mostly one with a meaning, else any."""
+    """A label for each class: mostly one of its meaningful `options`, else a sign, a code or any word."""
     way = d.rng.random()
     if way < 0.65:
         labels = [name[0] if d.chance(0.3) else d.pick(name) for name in options]
@@ -1284,7 +1287,7 @@ _TIGHT = {before for before, between, _ in _FIXED if between[-1] in '">='}
 
 
 def _form(d: Draw) -> tuple[str, str, str]:
-    """What stands before a text, between it and its label, and after the label."""
+    """(String before a text, string between the text and its label, string after the label)."""
     way = d.rng.random()
     if way < 0.35:
         return d.pick(FORMS)
@@ -1316,7 +1319,7 @@ def everyday_few_shot(d: Draw) -> Sample:
     if n > 4:
         k = min(k, 3)
     order = [i for i in range(len(names)) for _ in range(k)]
-    if d.chance(0.3) and k > 2:  # not as many of each
+    if d.chance(0.3) and k > 2:  # classes have different numbers of examples
         order = [i for i in range(len(names)) for _ in range(d.rng.randrange(1, k + 1))]
     d.rng.shuffle(order)
     before, between, after = _form(d)
@@ -1352,7 +1355,8 @@ def everyday_few_shot(d: Draw) -> Sample:
 
 
 def subjects(d: Draw) -> Sample:
-    """Words of one subject to a line: what belongs together is learned faster from words than from their labels."""
+    """Lines with words of one subject each. From these, the model learns faster than from labels which words go
+    together."""
     fields = [theme.nouns + theme.verbs for theme in THEMES] if d.chance(0.6) else list(SUBJECTS.values())
     rows = [d.some(field, d.rng.randrange(4, 10)) for field in d.some(fields, d.rng.randrange(2, 6))]
     between = d.pick((", ", " ", "; "))
@@ -1394,7 +1398,7 @@ STATED = (
     "{v} is [the name of my {r}|what my {r} is called|how my {r} is called].",
     "[Yesterday|Today|Last week] I [saw|met|visited] my {r}[,|, named] {v}.",
 )
-# facts of any sort, also of things
+# statements of any fact, also about things
 ALSO_STATED = (
     "my {r}: {v}", "{r} = {v}", "[FYI|fyi|btw|BTW|PS|Info|NB][:|,] my {r} is {v}[.|]", "[Please|pls|Kindly] [save|store|note|keep|write down|remember] [this|that]: my {r} is {v}[.|]", "[It may help to know|I should mention|I forgot to say|For your files|For later|I'd like you to know|Be aware] [that |]my {r} is {v}.", "[As for|Regarding|Concerning|When it comes to|About] my {r}, it's {v}[.|]", "my {r} [is|iz|s] {v} ok[?|]", "[So|Well|Okay|Right|Oh], my {r} is {v}[.|, you see.|]", "[Can|Could|Will] you [remember|note|keep in mind] that my {r} is {v}?", "[Save|Store|Keep] {v} as my {r}[.|, please.]",
     "MY {r} IS {v}[!|]", "[I was told|They say|It says here|According to my papers] my {r} is {v}.", "My {r}, [by the way|if you need it|just in case], is {v}[.|]", "[Don't|Do not|Never] forget my {r}[: |, it is |, which is ]{v}[.|!]", "[In case|If] [anyone|somebody|you] asks, my {r} is {v}.", "[My|The] {r}[?| is?] {v}[.|!]", "[Put down|Enter|File] {v} [for|under|as] my {r}[.|]", "The [right|correct|new] {r} [for me|of mine] is {v}.", "[Since|From] [May|last year|Monday] my {r} [is|has been] {v}.", "[I have|I've got] {v} [as|for] [a|my] {r}.", "[Hi|Hello], {v} is my {r}[, remember it|, keep it|][.|!]", "[Let it be known|Know|Mark my words]: my {r} is {v}.",
@@ -1442,7 +1446,7 @@ ASKED_FOR = (
     "[Would|Do] you happen to know my {r}?",
     "[What|Which] [would|could|might] my {r} be?",
 )
-# questions that fit facts of one sort
+# questions that fit only values of one sort
 SORTED_ASKED: tuple[tuple[Maker, tuple[str, ...]], ...] = (
     (pet, ("What is my {r}'s name?", "[What|How] do I call my {r}?", "What did I name my {r}?", "[What's|What is] the name of [that|my] {r} of mine?", "Which name has my {r}?", "By what name does my {r} go?")),
     (first, ("Who's my {r}?", "What is my {r}'s name?", "[What's|What is] the name of my {r}[ again|]?", "What do people call my {r}?", "Name my {r}.", "Which name has my {r}?")),
@@ -1451,7 +1455,7 @@ SORTED_ASKED: tuple[tuple[Maker, tuple[str, ...]], ...] = (
     (Draw.date, ("When's my {r}?", "On [what|which] [date|day] is my {r}?", "What date is my {r}?", "[When|What day] did I say my {r} is?")), (money, ("How much is my {r}?", "[What|How much] does my {r} [come to|amount to]?", "How high is my {r}?", "How large is my {r}?")), (code, ("[What|How] does my {r} [read|go]?", "[Spell|Type|Read] my {r}.", "Which [digits and letters|characters] make up my {r}?")),
     (titled, ("[What|How] is my {r} called?", "What's the name of my {r}?", "Which one is my {r}?")),
 )  # fmt: skip
-# what is told of me, what is asked, what is answered
+# (statements of the user, questions, answer, maker of the value)
 TOLD: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Maker], ...] = (
     (("I am {v}.", "I'm {v}.", "My name is {v}.", "It's me, {v}.", "I'm called {v}[ by all|].", "[Hi|Hello|Hey|Good day][,|!] [I am|I'm|my name is] {v}[.|!|]", "The name is {v}.", "[They|People|Friends] call me {v}.", "{v} is my name.", "Just call me {v}.", "I go by {v}.", "People know me as {v}.", "{v} here.", "You are talking to {v}.", "I was [named|christened] {v}[ after my grandmother|].", "My parents chose {v} for me.", "[Signed|Yours|Greetings], {v}", "The person [writing|typing] is {v}.", "On my badge it says {v}.", "Everyone knows me, I am {v}."), ("What is my name?", "Who am I?", "What's my name[ again|]?", "[Do you know|Can you say|Tell me] [who I am|my name][?|]", "What [am I|do they] call[ed|] [me|]?", "My name?", "Do you remember [my name|me|who I am]?", "How am I called?", "Who is [writing|talking] to you?", "By what name do you know me?", "How should you address me?", "[What|Which] name did I give you?", "Say my name.", "[What|Which] name is mine?", "What is on my badge?", "Who are you talking to?", "What do people know me as?", "[Any idea|Can you tell|Guess] who I am?", "whats my name"), "Your name is {v}.", first),
     (("I live in {v}.", "I'm [living|staying|at home] in {v}.", "I come from {v}.", "I [was born|started|went to school] in {v}.", "I moved to {v}.", "My family is from {v}.", "I am from {v}.", "Home for me is {v}.", "I'm from {v}.", "I spent my childhood in {v}.", "My roots are in {v}.", "I have a flat in {v}.", "{v} is where I live.", "You find me in {v}.", "We settled in {v}.", "I call {v} home."), ("Where do I live?", "Where [do I come|did I say I am|am I] from?", "[Which|What] [city|town|place] [am I from|do I live in|is mine|did I tell you]?", "Where was I born?", "Where's my home?", "Where did I move?", "Where are my roots?", "Where do you find me?", "[What|Which] place do I call home?", "Where did we settle?", "Where did I spend my childhood?", "Where is my flat?", "In which [town|city] am I at home?"), "You live in {v}.", place),
@@ -1501,7 +1505,7 @@ TOLD: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Maker], ...] = (
 
 @functools.cache
 def _words(texts: tuple[str, ...]) -> frozenset[str]:
-    """The words of questions that say what is asked for."""
+    """The content words of questions: all but `_VAGUE`."""
     return frozenset(re.findall("[a-z]+", re.sub(r"\{\w\}", "", " ".join(texts)).lower())) - _VAGUE
 
 
@@ -1517,13 +1521,13 @@ _WORDS = {relation: _words((relation,)) for relation, _ in BELONGINGS}
 def _is_near(
     questions: tuple[str, ...], used: Sequence[tuple[str, ...]], facts: Sequence[tuple[str, object, str]]
 ) -> bool:
-    """Whether these questions could be taken for questions about what was told before."""
+    """Whether these questions could be mistaken for questions about facts that were told before."""
     told = frozenset(re.findall("[a-z]+", " ".join(a.lower() for _, _, a in facts if a.startswith("Your ")))) - _VAGUE
     words = _words(questions)
     return questions in used or bool(words & told) or any(words & _words(other) for other in used)
 
 
-# facts with questions that only say who or what by a pronoun; {r} a relation, {v} a value
+# facts, and questions that refer to them only by a pronoun; {r}: a relation, {v}: a value
 PRONOUNS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Maker], ...] = (
     (("I have a {r} called {v}.", "My {r} is called {v}.", "We adopted a {r}. We named it {v}.", "Meet my {r}, {v}.", "{v} is our {r}.", "There is a {r} at home, {v}.", "I walk my {r} {v} every day.", "My {r} {v} is asleep."), ("What is [its|his|her] name?", "What's it called[ again|]?", "What did I call it?", "How is [he|she|it] called?", "And [its|his|her] name?", "Do you remember [its|his|her] name?", "What do I call [him|her|it]?", "Which name has it?"), "Your {r} is {v}.", pet),
     (("My {r} is called {v}.", "My {r} {v} came to see us.", "I have one {r}, {v}.", "{v} is my {r}.", "I visited my {r}, {v}.", "My {r}'s name is {v}.", "I talked to {v}, my {r}.", "This is {v}, my {r}."), ("What is [his|her] name?", "What's [he|she] called?", "Who is [he|she]?", "Who came to see us?", "What do people call [him|her]?", "And [his|her] name is?", "Do you recall [his|her] name?", "Whom did I mention?"), "Your {r} is {v}.", first),
@@ -1534,11 +1538,11 @@ PRONOUNS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Maker], ...] = (
 _PRONOUN_OF = (ANIMALS, KINDS_OF["family"], tuple("exam meeting party concert interview wedding haircut lesson trip visit surgery move course race test hearing".split()), tuple("key passport umbrella wallet ring phone watch diary ticket camera letter map hammer drill torch scarf".split()), tuple("bike sofa lamp jacket phone tent kettle guitar bed desk boat camera drum coat printer saddle".split()))  # fmt: skip
 
 
-# what another model might say to a fact
+# replies of another model to a fact
 REPLIES = tuple("Okay.|Okay!|Noted!|Noted.|Got it.|Got it!|I see.|All right.|Sure.|Right.|Understood.|Good.|Great.|Fine.|Will do.|Thanks.|Thank you, noted.|Nice!|Very well.|Done.|Saved.|I will keep it in mind.|Good to know.|Of course.|Yes.|Interesting.|Lovely!|Cool.|Alright.|OK".split("|"))  # fmt: skip
 
 
-# what may stand before or after a fact, before or after a question, and what takes a fact back
+# words before and after a fact, words before and after a question, and phrases that correct a fact
 BEFORE_FACT = "Hello! |Hey, |Okay so |Well, |Oh, |Right, |Just to let you know, |First of all, |One more thing: |Also, |By the way, |For the record, |A small note: |Fun fact: |Good morning. |And |Listen, |Before I forget: |Hm, |Let me think. |To start with, |Yes, |No, wait: ".split(
     "|"
 )
@@ -1560,7 +1564,7 @@ TAKEN_BACK = (
     "It is not {o} any more: my {r} is {v}.",
     "I [changed|mixed up] my {r}[.|;] it is {v}.",
 )
-# facts of others, told apart from mine by their owner
+# facts about other people, told apart from the user's by their owner
 OF_OTHERS = (
     "{n}'s {r} is {v}.",
     "The {r} of {n} is {v}.",
@@ -1584,7 +1588,7 @@ ASKED_OF_OTHERS = (
 )
 
 
-# other words for what was told, to ask for it
+# synonyms: the word in a statement=the word in a question
 SAME_AS = dict(pair.split("=") for pair in "goldfish=fish;parakeet=budgie;mother=mum;father=dad;grandmother=granny;grandfather=grandpa;boss=superior;job=occupation;email=mail address;car=vehicle;doctor=physician;home town=native town;employer=company;deadline=due date;salary=pay;phone number=telephone number;wifi password=internet password;licence plate=car number;haircut=visit to the barber;hobby=pastime;school=place of learning;bank=money house;street=road;birthplace=place of birth;pony=horse;hen=chicken;neighbour=person next door;lawyer=attorney;coach=trainer;wife=spouse;husband=spouse;daughter=girl;son=boy;baby=youngest child;brother=sibling;best friend=closest friend;vet=animal doctor;dentist=tooth doctor;holiday destination=place to spend the holidays;favourite film=best-loved movie;favourite song=best-loved tune;favourite food=preferred food;favourite drink=preferred drink;favourite colour=preferred hue;favourite city=best-loved town;favourite sport=preferred sport;favourite book=best-loved book;booking=reservation;ticket=ticket number;seat=seat number;gate=boarding gate;pin=secret number;door code=code for the door;safe code=code of the safe;rent=cost of the flat;budget=spending limit;age=number of years;height=body height;shoe size=size in shoes;room number=number of the room;house number=number of the house;alarm=time to get up;bedtime=time for bed;interview=job talk;shift=start of work;appointment=agreed time;train=railway;bus=coach to town;flight=plane;exam date=day of the test;wedding day=marriage date;birthday=day of birth;start date=first day;moving date=day of the move;illness=disease;instrument=thing to play music on;native language=mother tongue;team=side;club=association;university=college;company=firm;newspaper=paper;ship=vessel;landlord=house owner;manager=head;colleague=workmate;roommate=flatmate;girlfriend=sweetheart;boyfriend=sweetheart;uncle=mother's brother;lunch=midday meal;breakfast=morning meal".split(";"))  # fmt: skip
 
 
@@ -1602,7 +1606,7 @@ _OPENERS = frozenset("My The This That We Our It There What Which Who Where When
 
 
 def _with_pronoun(d: Draw) -> Sample:
-    """One fact, perhaps some talk, and a question that names it by a pronoun."""
+    """One fact, perhaps some small talk, and a question that refers to the fact by a pronoun."""
     i = d.rng.randrange(len(PRONOUNS))
     statements, questions, answer, make = PRONOUNS[i]
     r, v = d.pick(_PRONOUN_OF[i]), make(d)
@@ -1625,7 +1629,7 @@ _REMEMBERED: dict[str, Maker] = {
     "day": lambda d: d.pick(DAYS) if d.chance(0.6) else when(d), "clock": clock, "titled": lambda d: rare(d) if d.chance(0.5) else titled(d), "tongue": TONGUES, "phone": phone, "street": street, "hobby": HOBBIES,
 }  # fmt: skip
 
-# how the values of `talks` are drawn
+# kind of value, as named in `talks` -> its maker
 _TALKED: dict[str, Maker] = {
     "n": first, "f": person, "p": place, "t": clock, "d": lambda d: d.pick(DAYS), "e": when, "k": money, "i": whole(2, 99), "h": whole(100, 999), "s": street, "c": code,
     "o": lambda d: d.mixed(COLOURS) if d.chance(0.5) else kind_of("colour")(d), "g": kind_of("food"), "b": kind_of("drink"), "j": lambda d: d.pick(ROLES) if d.chance(0.4) else kind_of("job")(d),
@@ -1635,7 +1639,7 @@ _TALKED: dict[str, Maker] = {
 
 
 def _remembered(d: Draw) -> Sample:
-    """Many facts in one talk, told by some words and asked for by others, each in its turn."""
+    """Many facts of the user in one conversation, and questions about them in other words than those of the facts."""
     chosen: list[tuple[memories.Memory, str, str]] = []
     used: set[str] = set()
     values: set[str] = set()
@@ -1669,7 +1673,7 @@ def _remembered(d: Draw) -> Sample:
 
     told = [say(memory.told, r, v) for memory, r, v in chosen]
     order = d.some(range(len(chosen)), len(chosen))
-    if len(order) > 2 and d.chance(0.6):  # what is far back first
+    if len(order) > 2 and d.chance(0.6):  # ask for facts from far back first
         order.sort(key=lambda i: i > len(chosen) // 2)
     order = [*order[: d.pick((2, 3, 4, 6))], *([d.pick(order)] if d.chance(0.2) else [])]
     messages: list[Message] = _system(d, 0.15)
@@ -1705,7 +1709,7 @@ def _remembered(d: Draw) -> Sample:
 
 
 def everyday_recall(d: Draw) -> Sample:
-    """Facts of the user told in several turns, in one, or in the system message; and questions, some of what was not told."""
+    """Facts that the user tells in several turns or in one, and questions, some about facts that were not told."""
     if d.chance(0.5):
         system = [{"role": "system", "content": talks.house(d, _TALKED)}] if d.chance(0.1) else _system(d, 0.1)
         return Sample(
@@ -1723,9 +1727,9 @@ def everyday_recall(d: Draw) -> Sample:
 
     relations = list(BELONGINGS)
     d.rng.shuffle(relations)
-    used: list[tuple[str, ...]] = []  # the questions of what was told of me
+    used: list[tuple[str, ...]] = []  # the questions for each fact about the user
     for _ in range(d.pick((1, 1, 2, 2, 3, 4, 6))):
-        if facts and d.chance(0.1) and not any("'s " in answer for _, _, answer in facts):  # of someone else
+        if facts and d.chance(0.1) and not any("'s " in answer for _, _, answer in facts):  # a fact about someone else
             mine = {answer.removeprefix("Your ").split(" is ")[0] for _, _, answer in facts}
             r, make = d.pick([own for own in BELONGINGS if own[0] in mine] or [relations.pop()])
             n, v = first(d), make(d)
@@ -1746,7 +1750,7 @@ def everyday_recall(d: Draw) -> Sample:
             ways = ALSO_STATED if d.chance(0.35) else ways
             fitting = dict(SORTED_ASKED).get(make, ()) if d.chance(0.4) else ()
             statement = worded(d, *ways, r=r, v=v)
-            if d.chance(0.07) and "?" not in statement:  # taken back
+            if d.chance(0.07) and "?" not in statement:  # the fact is corrected
                 o, v = v, make(d)
                 statement += ("\n" if statement[-1] not in ".!" else " ") + worded(d, *TAKEN_BACK, r=r, v=v, o=o)
             named = SAME_AS.get(r, r) if d.chance(0.3) else r
@@ -1779,7 +1783,7 @@ def everyday_recall(d: Draw) -> Sample:
                 {"role": "assistant", "content": reply, "is_given": reply != NOTED},
             ]
             for _ in range(d.pick((0, 0, 0, 0, 0, 1, 1, 2)) if is_short else d.pick((1, 2, 2, 3))):
-                if d.chance(0.3):  # a short word and another's answer
+                if d.chance(0.3):  # a short word of the user, and a reply of another model
                     content = casual(d, d.vary(d.pick(_ACKS)))
                     messages += [{"role": "user", "content": content}, {"role": "assistant", "content": d.pick(REPLIES), "is_given": True}]  # fmt: skip
                 else:
@@ -1790,7 +1794,7 @@ def everyday_recall(d: Draw) -> Sample:
         messages += [{"role": "user", "content": ask(*asked[1])}, {"role": "assistant", "content": asked[2]}]
     for _ in range(d.pick((0, 1, 2, 3))):
         _, told_of, answer = d.pick(facts)
-        if d.chance(0.25):  # what was not told
+        if d.chance(0.25):  # a question about something that was not told
             told_of, answer = (ASKED_FOR, {"r": relations.pop()[0]}), NO_IDEA
         messages += [{"role": "user", "content": ask(*told_of)}, {"role": "assistant", "content": answer}]
     return Sample("everyday_recall", tuple(messages))
@@ -1870,7 +1874,8 @@ PAGES = (
 
 
 def _deeds(d: Draw, n: int) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Sentences of who did what, when and where, with questions; the verb and the thing tell the deeds apart."""
+    """n sentences about who did what, when and where, each with (question, answer) pairs. The verb and the thing tell
+    the deeds apart."""
     people = list(dict.fromkeys(first(d) if d.chance(0.7) else person(d) for _ in range(3 * n + 3)))
     things = list(dict.fromkeys((_plain(d) if d.chance(0.7) else noun(d)) if d.chance(0.85) else d.word() for _ in range(2 * n + 2)))  # fmt: skip
     roles = [role for role in d.some(ROLES, 12) if role not in ("guide", "director")]
@@ -1942,7 +1947,7 @@ def _deeds(d: Draw, n: int) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def everyday_reading(d: Draw) -> Sample:
-    """Two to six sentences about people and things, then questions whose answer is a span of them."""
+    """Two to six sentences about people and things, then questions whose answers are spans of them."""
     if d.chance(0.5):
         return Sample("everyday_reading", tuple(talks.reading(d, _TALKED, _system(d, 0.1), NO_IDEA)))
     facts = []
@@ -2048,7 +2053,7 @@ CHAT: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def _small_talk(d: Draw, phrases: Sequence[str]) -> str:
-    """What a user says in one kind of `CHAT`."""
+    """What a user says, from the phrases of one row of `CHAT`."""
     return casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d), p=place(d))
 
 
@@ -2068,7 +2073,7 @@ REQUESTS = (
 
 
 def _say(d: Draw, messages: list[Message], *, is_told: bool = True) -> None:
-    """Appends one turn of chat. is_told: something may have been told before, so that only what no one tells is asked."""
+    """Appends one turn of chat. is_told: the user may have told facts before, so ask for none that a user may tell."""
     if d.chance(0.5):
         said_before = " ".join(message["content"] for message in messages if message["role"] == "user").lower()
         may_know = (
@@ -2110,7 +2115,8 @@ def _say(d: Draw, messages: list[Message], *, is_told: bool = True) -> None:
 
 
 def everyday_chat(d: Draw) -> Sample:
-    """One to four turns of chat: most with one answer, and questions and wishes that a very small model cannot meet."""
+    """One to four turns of chat. Most have a fixed answer; others are questions and requests that a very small model
+    cannot fulfil."""
     messages = _system(d, 0.2)
     if not messages and d.chance(0.2):
         messages = [{"role": "system", "content": talks.house(d, _TALKED)}]
@@ -2121,7 +2127,7 @@ def everyday_chat(d: Draw) -> Sample:
 
 # --- tools ---------------------------------------------------------------------------------------------------------------
 
-# a tool, questions for it
+# (tool, questions for it, field of a question -> maker of its value)
 USES: tuple[tuple[Tool, tuple[str, ...], dict[str, Maker]], ...] = (
     (Tool("get_time", "The time of day in a place.", {"place": "string"}), ("What time is it in {place}[ now|]?", "[Tell|Give] me the time in {place}.", "[How late|What's the time|time] in {place}?", "Is it [late|night|morning] in {place}?"), {"place": place}),
     (Tool("send_message", "Send a text to a person", {"to": "string", "text": "string"}), ("[Send|Write] {to} [the text|a message|this]: {text}", "[Tell|Write to|Text] {to}: {text}", "Send \"{text}\" to {to}.", "[Message|Please message] {to} with the text {text}."), {"to": person, "text": phrase}),
@@ -2263,7 +2269,7 @@ LATERS = (
 
 
 def _any_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
-    """A tool of any name with one to three arguments of any name, and questions for it."""
+    """A tool with any name and one to three arguments with any names, and questions for it."""
     aspect, verb = (d.word() if d.chance(0.5) else noun(d)), d.pick(VERBS)
     names = list(dict.fromkeys(noun(d) if d.chance(0.5) else d.word() for _ in range(d.pick((1, 1, 1, 2, 2, 3)))))
     makers: dict[str, Maker] = {}
@@ -2304,7 +2310,7 @@ def _any_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
     )
 
 
-# what may be asked about a thing of a kind, without its name being said; a tool's name and description are put together
+# kinds of things, and aspects of them with questions that do not name the aspect; tool names are composed of both
 _KINDS: dict[str, tuple[Maker, str]] = {
     "person": (person, "person name who employee member user full_name someone individual staff_member"),
     "place": (place, "place city town where location region destination"),
@@ -2367,8 +2373,8 @@ ASPECTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # names of the aspect
 )  # fmt: skip
 DESCRIBED = ("The {a} of a {k}", "[Returns|Gives|Gets|Finds|Tells|Shows|Reports] the {a} of [a|one|the] {k}", "{a} of a {k}", "[Look up|Get|Find|Query|Check|Fetch] [a|the] {k}'s {a}", "[For a|Given a] {k}: the {a}", "{a} [look-up|data|info] for [a|any|one] {k}", "[Ask|Use this] for the {a} of a {k}", "[Says|Knows] what the {a} of a {k} is")  # fmt: skip
 DOING = "get fetch find show read look_up tell query check give api list see".split()
-# what is done with one thing: what the tool is called, its description, its parameter, its value, how it is asked for
-# (with ~: so shortly that it must be the only tool)
+# tools that do something with one thing: tool names, descriptions, parameter names, maker of the value, questions
+# (with ~: so short that the tool must be the only one)
 DEEDS: tuple[tuple[str, tuple[str, ...], str, Maker, tuple[str, ...]], ...] = (
     ("radio tune_in station_on start_radio", ("Tunes the radio to a station", "Switches to a radio station", "Radio of a station"), "station channel broadcaster which", titled, ("~{x}[!|.| please|, please!]", "~[I want|Let's have|Give me|We'd like] [to listen to |]{x}[.|!]", "[Turn|Switch] [to|over to] {x}[.|!]", "[In the mood for|Time for|How about] {x}[.|!|?]", "[Louder|No silence], [I want|let me hear] {x}.")),
     ("stream_film watch cinema_mode movie_start", ("Streams a film", "Shows a movie on the television", "Starts a film"), "film movie title what", titled, ("[Let's|I'd like to|Can we|We want to] [watch|see|look at] {x}[.|?|!]", "[Show|Start|Run] {x} [tonight|now|for us|][.|!]", "{x} [tonight|on the big screen|on the sofa][, please|.|!]", "[Movie night|Popcorn]: {x}", "~[Is|Have we got] {x} [there|]?")),
@@ -2391,7 +2397,7 @@ DEEDS: tuple[tuple[str, tuple[str, ...], str, Maker, tuple[str, ...]], ...] = (
     ("pick_up fetch_bag locker_open", ("Opens a locker", "Gives out what is in a locker", "Hands over a stored bag"), "locker ticket token ref", code, ("My [bag|coat|stuff] is in {x}[.|]", "[Open|Unlock] {x}[.|, please]", "I'd like to [pick up|get back] {x}[.|]", "[Ticket|Tag] {x}[, here is mine|][.|]")),
     ("pollen rain_check outlook", ("Outlook of the sky for a place", "Says if it stays dry somewhere", "Rain and sun in a town"), "place town spot where", place, ("[Do I|Shall we] [take a coat|bring boots|wear shorts] in {x}?", "[Sun|Snow|Rain|Wind] in {x}[?|]", "Is it [dry|sunny|nice out|cold|foggy] in {x}[ now|]?", "Can we [picnic|hike|barbecue] in {x}?", "How's the sky [over|in] {x}?")),
 )  # fmt: skip
-# two things of one kind with different parts: what moves, from where, to where
+# tools with two arguments of one kind in different roles: something moves from one to the other
 MOVES: tuple[tuple[str, tuple[str, ...], str, Maker, str, Maker], ...] = (
     ("transfer move_money wire", ("Moves money between accounts", "Transfers a sum from one account to another"), "amount sum", money, "account", phone),
     ("currency cash_swap money_change bureau", ("What a sum is in another money", "Turns a sum of one currency into another", "Changes cash"), "sum value money", whole(2, 9999), "currency", lambda d: "".join(d.pick("ABCDEFGHIJKLMNOPRSTUVXZ") for _ in range(3))),
@@ -2430,7 +2436,7 @@ def _described(d: Draw, text: str) -> str:
 
 
 def _aspect_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
-    """A tool that tells one thing of a kind, with questions that mostly do not name it."""
+    """A tool that returns one aspect of a kind of thing, with questions that mostly do not name the aspect."""
     names, kind, ways = d.pick(ASPECTS)
     aspect = d.pick(names.split())
     make, parameters = _KINDS[kind]
@@ -2441,7 +2447,7 @@ def _aspect_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
 
 
 def _deed_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
-    """A tool that does something with one thing, asked for in few words."""
+    """A tool that does something with one thing, with short questions."""
     names, about, parameters, make, ways = d.pick(DEEDS)
     name = d.pick(JOINED)(d.pick(names.split()).split("_"))
     kind = "number" if make is money else "string"
@@ -2449,7 +2455,7 @@ def _deed_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
 
 
 def _move_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
-    """A tool that moves or changes something from one thing to another of its kind."""
+    """A tool that moves or converts something from one place, account, language etc. to another."""
     names, about, moved, make, kind, ends = d.pick(MOVES)
     source, target = (role.format(k=kind).replace("X", kind.capitalize()) for role in d.pick(PAIRED_ROLES))
     sort = "number" if make is money else "integer" if kind in ("currency", "country") else "string"
@@ -2459,7 +2465,7 @@ def _move_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
     return Tool(name, _described(d, d.pick(about)), parameters), ways, {"m": make, "s": ends, "t": ends}
 
 
-# what is booked or looked for, with what may be said of it in any order: names, type, values, parts of a question
+# details of a booking or a search, which a question has in any order: names, type, maker of the value, phrases
 BOOKED = "court boat hall sauna guide bike tent desk lane lesson massage haircut studio limousine babysitter band piano projector van booth box pitch cabin ticket seat stall cruise tour class dinner room horse sledge cottage bus camera suit costume cake caterer clown photographer".split()  # fmt: skip
 BOOKING = (("book", "Books", "[Book|Get|Reserve|I'd like|We want|I need|Could we have|Can I get]"), ("reserve", "Reserves", "[Reserve|Keep|Save|Please keep|We need|I want|Can you reserve]"), ("rent", "Rents", "[Rent|Hire|I'd like to rent|We want to hire|Can I rent|Get me]"), ("order", "Orders", "[Order|Send for|I'd like|Please order|We want|Have them send]"), ("find", "Finds", "[Find|Look for|Search|Is there|Do you know|I'm looking for|Show me|Any chance of]"), ("request", "Requests", "[Request|Ask for|Apply for|I need|We'd like|Put in for]"))  # fmt: skip
 SLOTS: tuple[tuple[str, str, Maker, tuple[str, ...]], ...] = (
@@ -2477,7 +2483,7 @@ SLOTS: tuple[tuple[str, str, Maker, tuple[str, ...]], ...] = (
 
 
 def _slot_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
-    """A tool that books or finds something, with one to four details that are told in any order."""
+    """A tool that books or finds something, with one to four details that questions state in any order."""
     (verb, does, asks), thing = d.pick(BOOKING), d.pick(BOOKED)
     chosen = d.some(SLOTS, d.pick((1, 2, 2, 3, 3, 4)))
     names = [d.pick(words.split()) for words, *_ in chosen]
@@ -2512,8 +2518,8 @@ def _slot_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
     )
 
 
-# services that several tools of one talk may stand for, told apart by what they do: names, descriptions, fields (their
-# names, type, values), how they are asked for
+# services, of which several may be tools of one conversation, told apart by what they do: names, descriptions, fields
+# (their names, type, maker of the value), questions
 POLICIES = one(
     "sick days, holidays, dress code, parking, travel costs, lunch breaks, training, visitors, fire drill, part-time work, company cars, pensions, data protection, working hours, bonuses, notice period, business trips, smoking, pets at work, home office, maternity, safety shoes, gifts, uniforms, shift plans, badges, cleaning, first aid"
 )
@@ -2559,7 +2565,7 @@ def _money_code(d: Draw) -> str:
 
 
 def _service_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
-    """A tool for a service that is asked for by its meaning."""
+    """A tool for a service, with questions that say what is needed and do not name the tool."""
     names, about, fields, ways = d.pick(SERVICES)
     parameters: dict[str, str] = {}
     for words, kind, _ in fields.values():
@@ -2572,7 +2578,7 @@ _SHORT = {id(ways) for *_, ways in DEEDS}
 
 
 def _told_apart(uses: Sequence[Use]) -> list[Use]:
-    """Those of `uses` whose questions tell which of them is meant."""
+    """The tools of `uses` that can be told apart by their questions."""
     kept: list[Use] = []
     for use in uses:
         clash = any(
@@ -2591,7 +2597,7 @@ def _told_apart(uses: Sequence[Use]) -> list[Use]:
 
 
 def _other_name(d: Draw, tool: Tool) -> str:
-    """Another name for a tool: with more words, of the words of its description, or one that says nothing."""
+    """Another name for a tool: its name with one more word, words of its description, or a name without meaning."""
     words = re.findall("[A-Z]?[a-z]+", tool.name)
     way = d.rng.random()
     if way < 0.35:
@@ -2610,13 +2616,13 @@ def _common_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
 
 
 def _as_offered(d: Draw, make: Callable[[Draw], tuple[Tool, tuple[str, ...], dict[str, Maker]]]) -> Use:
-    """A tool under other names, its parameters in any order: names must be copied from the list of tools."""
+    """A tool with other names and its parameters in any order, so that names must be copied from the list of tools."""
     use = make(d)
     tool, ways, makers = use
-    names = dict(zip(makers, tool.parameters, strict=True))  # of the question's fields -> of the parameters
+    names = dict(zip(makers, tool.parameters, strict=True))  # field of a question -> parameter
     if make is _common_tool and d.chance(0.6):
         names |= _sorted_names(d, makers)
-        if "amount" not in makers and "total" not in makers:  # a number of something else keeps its name
+        if "amount" not in makers and "total" not in makers:  # but numbers that are no amounts keep their names
             names |= {field: field for field, make in makers.items() if make is money}
         for pair in _PAIRS & {tuple(makers)[i : i + 2] for i in range(len(makers) - 1)}:
             names |= zip(pair, d.pick(PAIRED_ROLES[:5]), strict=True)
@@ -2630,7 +2636,7 @@ def _as_offered(d: Draw, make: Callable[[Draw], tuple[Tool, tuple[str, ...], dic
     return Tool(name, tool.description, {names[f]: kinds[f] for f in order}), ways, makers, {f: names[f] for f in order}
 
 
-# makers of the values that `gadgets` names and `_drawn` does not know
+# kinds of values that `gadgets` names and `_drawn` does not know -> their makers
 _KINDS_ASKED: dict[str, Maker] = {name: one(words) for name, words in gadgets.LISTS.items()} | {
     "noun": noun,
     "drink": DRINKS,
@@ -2648,7 +2654,7 @@ def _value_of(d: Draw, kind: str) -> str:
 
 
 def _offered(d: Draw, gadget: gadgets.Gadget) -> tuple[Tool, dict[str, str]]:
-    """A tool under one of its names, and the parameters that the fields of its questions belong to."""
+    """(The gadget as a tool with one of its names, field of a question -> parameter)."""
     names: dict[str, str] = {}
     for field, (_, words) in gadget.fields.items():
         names[field] = d.pick([word for word in words if word not in names.values()])
@@ -2664,7 +2670,7 @@ def _offered(d: Draw, gadget: gadgets.Gadget) -> tuple[Tool, dict[str, str]]:
 
 
 def _asked_as(d: Draw, way: str, frames: dict[str, tuple[str, ...]]) -> str:
-    """A question's template: as it is, or put into a sentence."""
+    """The template of a question: `way` itself, or `way` inside one of the frames for its first character."""
     if way[0] not in frames:
         return casual(d, d.vary(way))
     text = d.vary(d.pick(frames[way[0]]).replace("{x}", way[1:]))
@@ -2682,7 +2688,7 @@ def _told_result(d: Draw, gadget: gadgets.Gadget) -> str:
 
 
 def _again(d: Draw, gadget: gadgets.Gadget) -> tuple[str, str] | None:
-    """A field that the last question can be asked again with, and how."""
+    """(A field whose value can change, a template that asks the last question again for the new value); None: none."""
     kinds = [kind for kind, _ in gadget.fields.values()]
     fields = [f for f, (kind, _) in gadget.fields.items() if kind in gadgets.AGAIN_OF and kinds.count(kind) == 1]
     if len(kinds) == 1:
@@ -2695,12 +2701,12 @@ def _again(d: Draw, gadget: gadgets.Gadget) -> tuple[str, str] | None:
 
 
 def _sort_of(gadget: gadgets.Gadget) -> str:
-    """The kind of a gadget's one value, if it has one."""
+    """The kind of value of a gadget with a single field; "" for other gadgets."""
     return next(iter(gadget.fields.values()))[0] if len(gadget.fields) == 1 else ""
 
 
 def _of_the_same(last: gadgets.Gadget, uses: Iterable[Offer]) -> list[tuple[Offer, str]]:
-    """What else may be asked of the person or the place that was asked about."""
+    """(Tool, noun phrase) of other questions about the same person or place as the last question."""
     if (sort := _sort_of(last)) not in ("person", "place"):
         return []
     others = [use for use in uses if _sort_of(use[0]) == sort and use[0] is not last]
@@ -2708,7 +2714,7 @@ def _of_the_same(last: gadgets.Gadget, uses: Iterable[Offer]) -> list[tuple[Offe
 
 
 def _sum_asked(d: Draw) -> tuple[str, str]:
-    """A sum as it is said, and its expression."""
+    """(A calculation in words, its expression)."""
     forms = tuple(gadgets.SUMS)
     form = d.pick(forms[:4] if d.chance(0.55) else forms)
     a, b, c = (str(d.amount()) if d.chance(p) else d.value() for p in (0.7, 0.85, 0.6))
@@ -2723,7 +2729,7 @@ def _sum_asked(d: Draw) -> tuple[str, str]:
 
 
 def _gadgets(d: Draw) -> Sample:
-    """Questions for tools of one trade, or of one sort of argument, of which only the meaning of a question picks one."""
+    """Questions for tools of one trade or with one sort of argument: only the meaning of a question tells its tool."""
     way = d.rng.random()
     some = d.pick(tuple(gadgets.DOMAINS.values())) if way < 0.45 else d.pick(_TAKING)[1] if way < 0.75 else _GADGETS
     tools: dict[str, Offer] = {}
@@ -2749,7 +2755,7 @@ def _gadgets(d: Draw) -> Sample:
                 field, template = again
                 fields = fields | {field: _value_of(d, last[0].fields[field][0])}
                 template = casual(d, d.vary(template)).replace("{x}", f"{{{field}}}")
-            elif same:  # of the person or the place that was asked about
+            elif same:  # a question about the same person or place
                 about = next(iter(fields.values()))
                 last, np = d.pick(same)
                 fields = dict.fromkeys(last[0].fields, about)
@@ -2814,7 +2820,7 @@ def _gadgets(d: Draw) -> Sample:
 
 
 def everyday_tools(d: Draw) -> Sample:
-    """One to three questions with up to six tools offered; also talk that needs none of them."""
+    """One to three questions with up to six tools offered, and small talk that needs no tool."""
     if d.chance(0.5):
         return _gadgets(d)
     makes = d.rng.choices(
@@ -2853,7 +2859,7 @@ def everyday_tools(d: Draw) -> Sample:
                 for f, name in names.items()
             }
             name = tool.name
-            if is_service or len(fields) > 2:  # without made-up words: they tell the details or the tools apart
+            if is_service or len(fields) > 2:  # no made-up words, as words tell the details or the tools apart
                 said = casual(d, d.vary(d.pick(ways))).format(**fields, a=noun(d))
             else:
                 said = worded(d, *ways, **fields, a=noun(d))
@@ -2866,7 +2872,7 @@ def everyday_tools(d: Draw) -> Sample:
         elif kind == "sum":
             form = d.pick(tuple(EXPRESSIONS))
             values = {"a": d.value(), "b": str(d.amount()) if d.chance(0.8) else d.value(), "c": d.value()}
-            i = noun(d) if d.chance(0.5) else d.item()  # without made-up words: a verb tells plus from minus
+            i = noun(d) if d.chance(0.5) else d.item()  # no made-up words, as a verb tells plus from minus
             said = casual(d, d.vary(d.pick(EXPRESSIONS[form]))).format(
                 **values, i=i, j=d.item(), n=first(d), m=first(d)
             )
@@ -2877,7 +2883,7 @@ def everyday_tools(d: Draw) -> Sample:
             f, t = d.pick(UNITS)
             v = d.value()
             spoken = [d.pick(UNITS_SAID[unit].split("|")) if d.chance(0.35) else unit for unit in (f, t)]
-            if d.chance(0.1):  # first another unit, then the one that is meant
+            if d.chance(0.1):  # the user names a wrong unit first
                 spoken[1] = d.pick(MEANT).format(t=spoken[1], u=d.pick([u for u in UNITS_SAID if u not in (f, t)]))
             said = worded(d, *CONVERTS, v=v, f=spoken[0], t=spoken[1], i=d.item(), n=first(d))
             name, arguments = "convert", {"value": _number(v), "from_unit": f, "to_unit": t}
@@ -2904,7 +2910,7 @@ def everyday_tools(d: Draw) -> Sample:
 
 
 def wording() -> str:
-    """The words around the values of a record, a fact and a scene: what is no value."""
+    """All words around the values of records, facts and scenes."""
     records = [text for makers, texts in DOMAINS for text in (*makers, *texts)]
     facts = [
         text for statements, questions, answer, _ in (*TOLD, *PRONOUNS) for text in (*statements, *questions, answer)

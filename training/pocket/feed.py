@@ -20,8 +20,8 @@ from pocket.data import FIRST_MIXTURE, MIXTURE, stream
 from pocket.tokenizer import ADDED, SPECIAL
 
 BATCH_TOKENS = 2_048
-POOL_TOKENS, POOL_BATCHES = 65_536, 16  # of a pool, at least
-N_FIRST_BATCHES = 384  # are drawn from FIRST_MIXTURE, in whole pools
+POOL_TOKENS, POOL_BATCHES = 65_536, 16  # minimum size of a pool
+N_FIRST_BATCHES = 384  # batches drawn from FIRST_MIXTURE, rounded up to whole pools
 COPY_SHARE = 0.05  # share of a pool's tokens
 SWAPPED = ("json", "everyday_json", "everyday_recall", "everyday_reading")
 SWAP_SHARE = 0.3  # share of these families' samples
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 def encode(tokenizer: Tokenizer, samples: Sequence[Sample], max_length: int) -> list[Encoded]:
-    """Token ids of each sample, span by span (spans end where words end, so this is the encoding of the whole)."""
+    """Encodes each sample span by span. As spans end where words end, this equals the encoding of the whole text."""
     spans = [sample.spans() for sample in samples]
     flat = iter(tokenizer.encode_batch([span.text for sample in spans for span in sample], add_special_tokens=False))
     encoded = []
@@ -61,8 +61,8 @@ def encode(tokenizer: Tokenizer, samples: Sequence[Sample], max_length: int) -> 
 def copies(tokenizer: Tokenizer, chance: random.Random) -> Encoded:
     """A row of random ids to copy: a repeated line, or key-value pairs with questions.
 
-    The model never generates a token that was never a target in training, so here every token becomes one. Unseen words
-    consist of such tokens.
+    A model does not generate tokens that were never targets in training. Here every token can be a target, also those
+    that only occur in words that the training text lacks.
     """
     low, high = len(SPECIAL), tokenizer.get_vocab_size() - len(ADDED)
     newline, colon = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("\n", ":"))
@@ -91,7 +91,7 @@ def copies(tokenizer: Tokenizer, chance: random.Random) -> Encoded:
 
 
 def swapped(row: Encoded, words: frozenset[int], chance: random.Random) -> Encoded:
-    """Replaces half of the ids in `words` that occur in both prompt and target by random other ones.
+    """Replaces about half of the ids that are in `words`, in the prompt and in a target by random other ids of `words`.
 
     So the model learns to copy values that the training text never has in this position.
     """
@@ -103,7 +103,7 @@ def swapped(row: Encoded, words: frozenset[int], chance: random.Random) -> Encod
 
 
 def value_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids of lower-case letters that do not occur in the wording around a value."""
+    """The ids of tokens of lower-case letters that do not occur in the wording around a value."""
     around = set(tokenizer.encode(f"{records.wording()} {everyday.wording()}", add_special_tokens=False).ids)
     return frozenset(i for token, i in tokenizer.get_vocab().items() if LETTERS.fullmatch(token) and i not in around)
 
@@ -113,7 +113,7 @@ def _pool_tokens(batch_tokens: int) -> int:
 
 
 def n_first_pools(batch_tokens: int) -> int:
-    """The pools that are drawn from FIRST_MIXTURE."""
+    """The number of pools that are drawn from FIRST_MIXTURE."""
     return -(-N_FIRST_BATCHES * batch_tokens // _pool_tokens(batch_tokens))
 
 
@@ -126,11 +126,11 @@ def batches(
     context_share: float,
     batch_tokens: int = BATCH_TOKENS,
 ) -> list[Batch]:
-    """The batches of one pool, of about batch_tokens each: samples, and `copies`, sorted by length, split, and
-    shuffled.
+    """The batches of one pool, of about batch_tokens each. Samples and `copies` are sorted by length and cut into
+    batches, which are shuffled.
 
-    All targets are trained on, and a random `context_share` of the other ids, which has the effect of a small loss
-    weight on all of them at a lower cost.
+    Trained on are all targets and a random `context_share` of the other ids. This has the effect of a small loss weight
+    on all other ids, and costs less.
     """
     chance = random.Random(f"{seed}-{pool}")
     pool_tokens = _pool_tokens(batch_tokens)
@@ -160,7 +160,7 @@ def batches(
 
 
 def _padded(length: int, max_length: int) -> int:
-    """The length to which rows are padded: one of few, as oneDNN compiles each product for its shape (7 ms)."""
+    """The length to which rows are padded. There are few, as oneDNN compiles each product for its shape (7 ms)."""
     step = 32 if length <= 512 else 128
     return min(-(-length // step) * step, max_length)
 
@@ -176,14 +176,14 @@ def _batch(rows: list[Encoded], chance: random.Random, context_share: float, len
 
 
 def pools(make: Callable[[int], list[Batch]], first: int, n_processes: int = 0) -> Iterator[list[Batch]]:
-    """All pools from `first` on, in order. Processes run ahead of the caller, if any.
+    """Yields the pools from `first` on, in order. n_processes: processes that make pools ahead of the caller.
 
-    make(pool): a function of a module, or a `partial` of one, which the processes import.
+    make: a function of a module, or a `partial` of one, because the processes import it.
     """
     if not n_processes:
         yield from map(make, itertools.count(first))
         return
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # inherited: each process would have a thread for each core
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # inherited; else each process has a thread per core
     processes = ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn"))
     ahead: deque[Future[list[tuple[Any, Any]]]] = deque()
     try:
@@ -196,5 +196,5 @@ def pools(make: Callable[[int], list[Batch]], first: int, n_processes: int = 0) 
 
 
 def _arrays(make: Callable[[int], list[Batch]], pool: int) -> list[tuple[Any, Any]]:
-    """The batches of a pool as arrays. Tensors between processes would each take a file descriptor."""
+    """The batches of a pool as arrays. Each tensor sent between processes would take a file descriptor."""
     return [(batch.ids.numpy(), batch.chosen.numpy()) for batch in make(pool)]

@@ -67,9 +67,9 @@ BARE = Phrases(("{a}", "{a}, {b}", "The {a}", "A {a}", "{a} and {b}"), ("The {a}
 
 
 def _classes(d: Draw, n: int, *, short: bool) -> tuple[list[Callable[[], str]], list[tuple[str, ...]]]:
-    """n classes, each as a function that makes texts: by topic, opinion, or made-up keywords.
+    """n functions that make the texts of n classes, which differ by topic, opinion or made-up keywords.
 
-    Made-up keywords are also returned, because only the examples show their classes.
+    Also returns the made-up keywords of each class, because only the examples show what they mean; [] without them.
     """
     kind = d.rng.random()
     if n == 2 and kind < 0.2:

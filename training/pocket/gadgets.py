@@ -1,7 +1,7 @@
-"""Tools of many trades, grouped by domain, and the questions that each of them answers; sums as they are said.
+"""Tools of many trades, grouped by domain, with questions for each of them; and calculations in words.
 
-The tools of a group take the same kinds of arguments, so that only the meaning of a question tells which one is wanted.
-`everyday` puts samples together.
+The tools of a group take the same kinds of arguments, so that only the meaning of a question tells which tool it needs.
+`everyday` makes samples of them.
 """
 
 # Phrases are long lines.
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 
 class Gadget(NamedTuple):
-    """A tool as it may be offered and asked for.
+    """A tool in all its variants, and questions for it.
 
-    names: tool names, parted by spaces. about: descriptions, parted by `;`. gives: results, parted by `;`, with `<kind>` for
-    a value. asks: questions as they are; after `=` noun phrases, after `?` indirect questions, after `!` infinitives.
-    fields: letter -> kind of value and the parameter's names.
+    names: tool names, separated by spaces. about: descriptions, separated by `;`. gives: results, separated by `;`,
+    with `<kind>` for a value. asks: questions, or phrases to put into a sentence: noun phrases after `=`, indirect
+    questions after `?`, infinitives after `!`. fields: letter -> (kind of value, names of the parameter).
     """
 
     names: str
@@ -31,7 +31,7 @@ def _g(names: str, about: str, gives: str, *asks: str, **fields: str) -> Gadget:
 
 
 # fmt: off
-# what is asked for with a noun phrase, an indirect question, an infinitive; {o}: someone else
+# sentences around a noun phrase, an indirect question or an infinitive {x}; {o}: someone else
 OF_NOUN = (
     "What is {x}?", "What's {x}?", "[I need|I want|I could use|I'm after|I'm looking for|Looking for] {x}.", "{x}, please.", "{x}?", "[Give|Show|Fetch|Send|Read] me {x}.", "Can you [find|get|tell me|pull up|dig out] {x}?", "[Any|Have you any] idea what {x} [is|might be]?", "[Could|Would] you [check|look up|find out|fetch] {x}[ for me|]?", "[Someone|A customer|The auditor|My aunt|A caller] [just |]asked me for {x}.",
     "need {x} [asap|now|quickly|before lunch]", "Let me have {x}.", "Would you mind [looking up|checking|finding] {x}?", "Sorry to [bother|trouble|disturb] you, but what is {x}?", "[Remind me|Quick question|Question|Query]: {x}?", "I [forgot|lost|never wrote down|can't recall] {x}.", "We were [arguing|talking] about {x}, what is it?", "For [my|the] [report|form|file|minutes|list] I need {x}.", "[Do we have|Have we got|Is there] {x}[ on record| somewhere|]?", "Hi, {o} here. [I need|Please send|Can I have] {x}[.|?]",
@@ -45,7 +45,7 @@ OF_DEED = (
     "Please {x}.", "{x}.", "{x}!", "{x}, please.", "[Could|Can|Will|Would] you {x}[ for me| for us| please|]?", "I'd like you to {x}.", "[I want|I need|I'd like|I have|I'm going|I wish] to {x}.", "[We|They] [want|need|have|ought] to {x}.", "Go ahead and {x}.", "[It is|It's] time to {x}.", "[Let's|Let us|Better|Just|Now|Quickly|First] {x}.", "[Don't forget|Remember|Be sure|Try|Make sure] to {x}.", "{o} [asked|told|wants|begged] me to {x}.", "[Would you mind|Is it possible|Any chance] if I ask you to {x}?",
     "[Help|Let] me {x}.", "[Can I|May I|Could I|Might we] {x}?", "[task|to do|job|order|request]: {x}", "My [wife|boss|husband|doctor|flatmate|son] says [I|we] should {x}.", "You [may|can|should|must] {x} now.", "[I forgot|I never managed|I am too busy|I was asked] to {x}, [can you do it|please do|do it for me]?", "{x} [asap|right away|at once|when you can|before I forget]", "[I would appreciate it|It would be great|I'd be grateful] if you could {x}.", "Be a [darling|star|sport] and {x}.", "[Kindly|Do] {x}.", "Someone has to {x}.",
 )
-# the same question about another value, by its kind
+# phrases that ask the same question about another value; AGAIN_OF: kind of value -> phrases
 AGAIN = ("[And|Now|Next|Then] {x}?", "[What|How] about {x}?", "[The same|Same|Likewise] for {x}[, please|].", "{x} [too|as well|also][, please|?]", "And for {x}?", "[Now|Then] do {x}.", "ok, {x}?", "[Do|Try] it [again |]for {x}.", "and {x}", "[Sorry, I meant|I mean|Make it|No, rather] {x}.", "Fine, and {x}?", "{x}, [same question|same thing|likewise].")
 AGAIN_OF = {
     "person": ("[And|What about|How about|Same for] [her|his|their] [brother|sister|mother|father|wife|husband|cousin|boss|friend|neighbour|colleague] {x}?", "And what about {x}?", "[Now|And] for [the|our] colleague {x}."),
@@ -579,7 +579,7 @@ DOMAINS: dict[str, tuple[Gadget, ...]] = {
            "Can [I|we] see {x} [tonight |]from {p}?", "{x} visible {p}?", "[I have a telescope|The sky is clear] in {p}, [is {x} up|where is {x}]?", "?[if|whether] {x} can be seen from {p}", "=the position of {x} over {p}", x="planet planet object target body", p="place place from_place town observer"),
     ),
 }
-# an expression and how it is said, of numbers {a}, {b}, {c}, things {i}, {j} and people {n}, {m}; `=` as in a gadget's asks
+# expression -> its wordings; {a}, {b}, {c}: numbers, {i}, {j}: things, {n}, {m}: people; `=` as in a gadget's asks
 SUMS: dict[str, tuple[str, ...]] = {
     "{a}-{b}": (
         "=the number [that is |]{b} less than {a}", "=the [price|age|weight|score] that is {b} less than {a}", "=the figure {b} below {a}", "Which number is {b} less than {a}?", "What do I get when I go {b} below {a}?", "[Start|Begin] [at|with] {a} and go [down|back] {b}.", "{n} is {b} [years younger|cm shorter|kg lighter] than {m}, who is {a}. What about {n}?", "{b} off {a}?", "[Take|Knock|Get|Strike] {b} off {a}.", "=[{a} without {b}|{a} with {b} taken off|{a} reduced by {b}|{a} lowered by {b}]",
@@ -622,7 +622,7 @@ SUMS: dict[str, tuple[str, ...]] = {
 }
 OF_SUM = ("What is {x}?", "What's {x}?", "What does {x} come to?", "I need {x}.", "{x}, please.", "[Tell|Show|Give] me {x}.", "[Can|Could|Would] you [tell me|compute|give me|work out] {x}?", "[Calculate|Find|Compute|Work out|Figure out|Determine] {x}.", "I'm trying to [work out|find] {x}.", "{x}?", "what's {x} again?", "[Do|Would] you know what {x} is?", "[My teacher|My son|{o}] asks for {x}.", "I can't work out {x}.", "Quick, {x}!", "What would {x} be?", "[So|Right|OK], {x}?", "Name {x}.")
 UNIT_ASKS = ("[I'm|I am] used to {t}, so what is {v} {f}?", "{v} {f}, but in {t}[?|, please.]", "[Put|Get|Turn|Switch|Flip] {v} {f} [over |]into {t}.", "[A foreigner|My aunt|The customer|{n}] only knows {t}; tell [him|her|them] {v} {f}.", "[How would|How do] [I|you|we] [write|say|put] {v} {f} in {t}?", "If something is {v} {f}, what is that in {t}?", "[Suppose|Say] I have {v} {f}: how many {t}?", "[The sack|The jug|The rope|The film|The trip|The pan|The can] says {v} {f}. In {t} that's?", "{f} to {t}: {v}", "{t} in {v} {f}?", "{v} {f} [equal|make|correspond to|amount to] how many {t}?", "[The answer|My result|The scale] is {v} {f}, they want {t}.", "{n} read {v} {f}. And in {t}?", "Would you [rewrite|restate] {v} {f} in {t}?", "I've got {v} {f} and no idea [what that is|how much that is] in {t}.", "From {f} to {t}, {v} of them.", "unit change: {v} {f} > {t}", "[British|American|Old] recipe: {v} {f}. For me in {t}[, please|].", "{v} {f} to {t}", "Swap {v} {f} for {t}.")
-# days after or before a date: words for the days, and questions with {k} for them
+# days after or before a date: (words, number of days), and questions with {k} for the words
 DAY_WORDS = (("one day", 1), ("a week", 7), ("one week", 7), ("a fortnight", 14), ("two weeks", 14), ("three weeks", 21), ("ten days", 10), ("four weeks", 28), ("six weeks", 42), ("two days", 2), ("three days", 3), ("five days", 5), ("twelve days", 12), ("thirty days", 30))
 DAY_ASKS = (
     ("I get [paid|my cast off|the keys] {k} after {d}. [Which date?|When exactly?]", "[Starting|Counting] from {d}, where [are we|do we land] {k} on?", "{d} and another {k}, [that is|makes] which date?", "[The baby is|The parcel is|Our guests are] due {k} after {d}. Date?", "[Posted|Planted|Born|Signed|Bought] on {d}; {k} later it is?", "If today were {d}, what would the date be in {k}?", "[Shift|Push|Move|Put off] {d} by {k}.", "{n} [flies|marries|retires] {k} after {d}. On what date?", "The [lease|trial|sale|pass] began on {d} and runs {k}. [Last day?|When is it over?]", "a date {k} [past|beyond|after] {d}", "{k} on from {d}?", "Deadline: {k} after {d}. So when?", "What will the calendar say {k} after {d}?"),

@@ -1,7 +1,7 @@
-"""Trains heads for the pocket model: `python -m pocket.heads medusa|eagle FOLDER`
+"""Trains speculation heads for the pocket model: `python -m pocket.heads medusa|eagle FOLDER`
 
-They are small and it takes minutes on a CPU. The pocket model stays as it is: a head learns from its hidden states over
-the texts that it was trained on. What is written is read by `draft_model`; see ../heads.py for the two kinds.
+This takes minutes on a CPU, as heads are small. The pocket model is not changed: heads learn from its hidden states on
+its training text. FOLDER can be given as `draft_model`; runtime/engine/speculation/heads.py describes the two kinds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pocket.train import load
 
 N_HEADS = 3
 FEATURES = 2.0
-"""Weight of the distance between features, against the tokens' cross entropy: EAGLE's head is fed with its own."""
+"""Loss weight of the distance between features, relative to the cross entropy of tokens. Features count because
+EAGLE's head gets its own features as input."""
 RATE, N_WARMUP = 1e-3, 20
 
 
@@ -49,10 +50,10 @@ class Medusa(nn.Module):
         self.heads = nn.ModuleList(MedusaHead(net) for _ in range(N_HEADS))
 
     def loss(self, net: Net, batch: feed.Batch, features: Tensor) -> Tensor:
-        """Head k says the token k + 2 places on, wherever such a token is a target."""
+        """The sum of the heads' cross entropies. Head i predicts the token i + 2 positions ahead, if it is a target."""
         total = torch.zeros(())
         for k, head in enumerate(self.heads, 2):
-            chosen = batch.chosen[:, k - 1 :]  # place t - 1 of it is chosen where token t is a target
+            chosen = batch.chosen[:, k - 1 :]  # `batch.chosen[:, t - 1]` says whether token t is a target
             logits = head(features[:, : chosen.shape[1]][chosen])
             total = total + F.cross_entropy(logits, batch.ids[:, k:][chosen])
         return total
@@ -74,7 +75,7 @@ class Eagle(nn.Module):
         width = net.shape.width
         self.shape = net.shape
         self.fc = nn.Linear(2 * width, width)
-        with torch.no_grad():  # begins as the feature that it is given
+        with torch.no_grad():  # starts as the identity on the given feature
             self.fc.weight.copy_(torch.cat([torch.zeros(width, width), torch.eye(width)], 1))
             self.fc.bias.zero_()
         self.self_attn = SelfAttention(net.shape)
@@ -89,7 +90,8 @@ class Eagle(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def loss(self, net: Net, batch: feed.Batch, features: Tensor) -> Tensor:
-        """Predicts features from tokens and the features before them; then again from the predicted features."""
+        """The loss of two passes: features predicted from tokens and the net's features before them, and then from
+        tokens and the features predicted by the first pass."""
         before, total = F.pad(features[:, :-1], (0, 0, 1, 0)), torch.zeros(())
         for _ in range(2):
             predicted = self(net, batch.ids, before)

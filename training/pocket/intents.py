@@ -1,7 +1,7 @@
-"""Sets of classes that are told apart by what a sentence does or feels, not by its subject alone, for few-shot texts.
+"""Sets of classes for few-shot texts that are told apart by the intent or mood of a sentence, not by its subject alone.
 
-`SETS` are written out; tickets are drawn by the kind of business, reviews by what is reviewed. `everyday` puts samples
-together.
+`SETS` lists most of them. Tickets depend on the kind of business, and reviews on the thing reviewed. `everyday` makes
+samples of them.
 """
 
 # Phrases are long lines.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from pocket.words import DAYS, Draw
 
-Classes = dict[str, tuple[str, ...]]  # the names of a class, parted by bars -> its phrases
+Classes = dict[str, tuple[str, ...]]  # the names of a class, separated by bars -> its phrases
 
 # fmt: off
 LISTS: dict[str, tuple[str, ...]] = {name: tuple(words.split(", ")) for name, words in {
@@ -86,7 +86,7 @@ SETS: tuple[Classes, ...] = (
         "scam|fraud|phishing|trick": ("Your [account|parcel|card] is [suspended|on hold|locked]; [confirm your PIN|verify your details] [at this address|here] [or lose access|within 24h].", "[Hi mum|Dad it's me], [I broke my phone|new number], [can you send {price}0 urgently|I need money for rent today].", "I am [a prince|a widow|Barrister {n}] and [wish to move|must transfer] [gold|a large sum] [through you|into your account].", "[Tax office|Police|Court]: [you owe {price}0|a warrant is out], pay [in gift cards|by wire] [today|or be arrested].", "[Your computer|Your PC] has [{count} viruses|been infected], call [this number|our technician] [and give remote access|at once].", "[We recorded you|I hacked your camera], [send coins|pay {price}0 in bitcoin] [or I post it|within two days].", "[Customs|The courier] holds your box, [pay a small fee here|enter your card number] [to release it|].", "[The boss here|It's your director], [buy {count} vouchers|send me the codes], [keep it quiet|I'm in a meeting].", "[Dear beloved|Dear sir], [I fell for your photo|I am a soldier abroad], [please pay my ticket|send fees to free my fortune]."),
         "newsletter|digest|mailing list|bulletin": ("[In this issue|This month]: [spring recipes|five new trails|a chat with {n}].", "[Your weekly|Our monthly] [roundup|digest|briefing] [is here|, number {price}].", "[Read on|Scroll down] for [the editor's picks|our events in {city}|reader letters].", "You [get|receive] this because you [signed up|joined our list]; [unsubscribe below|change settings any time].", "[Top stories|Most read] [this week|today]: [{city} opens a tram line|bees return].", "[Save the date|What's on]: [open day|book fair|talks] [on {day}|in {city}].", "[Member|Club|Reader] news [from|for] [the autumn|{city}|May]."),
     },
-    # what an utterance does
+    # speech acts
     {
         "question|query|wants to know": ("[Whereabouts|How far off|In which street] is [the nearest chemist|your office|platform {digit}]?", "[Anyone know|Does anybody know] [if it's open|when it starts|whose dog that is]?", "[Did {kin} call|Did {kin} pay|Has {kin} eaten|Has {kin} phoned]?", "[What's|What is] [for lunch|your shoe size|a fair price|that noise]?", "Why [on earth|] [is it green|did they leave|are we stopping]?", "[Is it far|Is it me or is it hot in here|Was it raining when you left]?", "[Who's|Who is] [next|in charge|at the door|the tall one]?", "[Which|How many] [bus goes to {city}|eggs are left|keys do you have]?", "[Any idea|Any clue] [what this is|where {n} went|how it works]?", "[Do snails sleep|Can goats swim|Are those real|Was {n} there]?"),
         "order|command|do this|instruction": ("[Sit|Stand up|Hurry|Freeze|Halt][!|, all of you.|, {n}.]", "[Wipe|Dust|Mop] {room} [before you go|this minute|and be quick].", "[Get|Fetch|Grab] [a towel|your coat|the ladder] [at once|from {room}|].", "[Don't|Never|Do not] [run indoors|feed the ducks|mention {n}|lean on that].", "[Add|Stir in] [two eggs|a pinch of salt] and [beat well|wait].", "[Press|Hold] [the green key|both knobs] [for {count} seconds|until it clicks].", "[Report|Go straight] to [the front desk|room {price}] [by {oclock}|now].", "[Take off|Put on] [your shoes|a helmet|{wear}].", "[Keep left|Turn back|Follow the arrows|Mind your own business].", "[Hand in|Copy out|Tear up] [page {digit}|the list|these forms]."),
@@ -431,7 +431,7 @@ SETS: tuple[Classes, ...] = (
         "barter|swap|in kind": ("[I'll trade|Swap you] [eggs|a haircut] for [logs|a lesson].", "[No money|Not for sale], [what can you offer|only exchange].", "[You mow|I bake], [I babysit|you drive].", "[Tit for tat|A hen] for a [rug|goose]."),
     },
 )
-# tickets: queue -> phrases about {x}, something that belongs to a business
+# tickets: names of a queue -> phrases about {x}, something that belongs to a business
 QUEUES: Classes = {
     "refund|money back|reimbursement|refunds": ("[Give me|I want|Can I have|Please send] my money back [for {x}|].", "[Still no|Where is the|When comes the] refund [for {x}|you promised|from {day}]?", "[I was promised|You agreed to] [{price} euros back|a full repayment] [{past}|for {x}].", "[I didn't use|I never got] {x}, so [repay me|I'd like my {price} back].", "[Kindly reimburse|Please credit] [the {price} I paid|me] for {x}.", "[Chargeback|Repayment] [please|wanted], {x} [wasn't as agreed|was not needed]."),
     "cancellation|cancel|quit|termination|ending it": ("[Please cancel|I wish to cancel|Stop|End] {x} [from {day}|at once|at month's end].", "[I'm leaving|We're leaving] you [for a rival|after {count} years], [close it all|please confirm].", "[I no longer|We no longer] [need|want] {x}.", "[How do I|Where can I] [get out of|cancel|end] {x}?", "[This is my notice|Notice is hereby given]: [no renewal|I quit] {future}.", "[Don't renew|No extension of] {x}[, thanks|]."),
@@ -443,7 +443,7 @@ QUEUES: Classes = {
     "login|sign-in|password|account access": ("[Forgot my|Lost my] [password|PIN|user name][, reset please|].", "[Locked out|It won't let me log in] [since {day}|after {count} tries].", "The code [by text|by mail] [doesn't come|isn't accepted].", "[My account|My profile] [is blocked|says unknown user].", "[How do I|Can't] [change my password|set up two-step login][?|.]"),
     "phone line|callback|ring me|call requested": ("[Please|Can someone] [call|phone|ring] me [back|] [on {day}|after {oclock}][?|.]", "[Tried to ring|I called] {count} times, [only a tape|always engaged].", "[What is your hotline|Is there a number I can dial]?", "[Better by phone|Not by mail please], [I'm free at {oclock}|ring my mobile]."),
 }
-# business -> what {x} may be there; its own queues
+# business -> (values of {x}, its own queues)
 TICKETS: dict[str, tuple[str, Classes]] = {
     "shop": ("my order, the rug, the blender, the gift box, your club card", {
         "delivery|shipping|logistics|parcels": ("[My box|The parcel] [is late|went to the wrong street|sits in the depot].", "[The driver|Your courier] [threw it over the fence|didn't ring].", "[Tracking|Status] says [handed over|on its way] since {day}.", "[Can you|Could you] send it to [my office|{city}] instead?", "[How long|How many days] to [ship to {city}|get here]?"),
@@ -548,7 +548,7 @@ TICKETS: dict[str, tuple[str, Classes]] = {
         "gift shop|souvenirs|merchandise": ("[Is the|Do you post the] [poster|catalogue|mug] [abroad|sold online]?", "[The puzzle|The print] [came creased|has a piece missing].", "[More|Any] [postcards|tea towels] of the owl?"),
         "donation|patron|membership": ("[I'd like to|May I] [give {price}0|leave you my stamps].", "[How do I|Can firms] become a [friend|patron]?", "[Receipt|Tax slip] for my gift, please.")}),
 }
-# reviews: what is reviewed -> good, bad and plain remarks
+# reviews: thing reviewed -> good, bad and neutral remarks
 GOOD: tuple[str, ...] = ("[Loved|Adored|So glad I tried] {x}[!|.]", "[Ten out of ten|Full marks|Five stars] for {x}.", "[What|Such] a [treat|find|pearl], {x}[!|.]", "{x} [beat|topped] all [my hopes|the rest].", "[Go for|Try|Get|Do yourself a favour and pick] {x}[, really|, now|].", "[Can't praise|Couldn't be happier with] {x} [enough|].", "{x}: [brilliant|a dream|flawless|pure joy][!|.]", "[Would pick|I'd choose] {x} [again|any day].")
 BAD: tuple[str, ...] = ("[Hated|Regret|Wasted money on] {x}[!|.]", "[Zero|One out of ten|One star] for {x}.", "[What a|Such a] [dud|letdown|rip-off], {x}[!|.]", "{x} [failed|sank below] all [my hopes|the rest].", "[Stay away from|Avoid|Skip|Do yourself a favour and shun] {x}[, really|].", "[Can't|Couldn't] [warn you off|be angrier about] {x} [enough|].", "{x}: [dreadful|a bad dream|broken|pure misery][!|.]", "[Never|Not] {x} again[, ever|].")
 PLAIN: tuple[str, ...] = ("{x} [is|was] [okay|so-so|average|neither good nor bad].", "[Middle of the road|Three stars|Fair enough] for {x}.", "[No complaints|Nothing special|Nothing to add] about {x}.", "{x} [did|does] [what it should|its job], [not more|that's it].", "[Mixed|Lukewarm] feelings [about|on] {x}.", "[Some|Half] of {x} [good|fine], [some|half] [not|weak].")
@@ -604,7 +604,7 @@ REVIEW_SETS = tuple(_review_set(thing) for thing in REVIEWS)
 
 
 class _Slots(dict[str, str]):
-    """Fills the fields of a phrase as they are met."""
+    """The fields of a phrase; a field gets its value when it is first used."""
 
     def __init__(self, d: Draw, **fields: str) -> None:
         super().__init__(fields)
@@ -615,7 +615,7 @@ class _Slots(dict[str, str]):
 
 
 def _ticket_set(d: Draw) -> tuple[Classes, str]:
-    """The queues of a kind of business, its own or those that every business has."""
+    """(The queues of a random business: its own or those of every business, the business's values of {x})."""
     things, own = TICKETS[d.pick(tuple(TICKETS))]
     return (own if d.chance(0.6) else QUEUES), d.pick(things.split(", "))
 
@@ -629,7 +629,7 @@ def _sentence(d: Draw, phrase: str, thing: str, name: Callable[[Draw], str]) -> 
 
 
 def _typed(d: Draw, text: str) -> str:
-    """As it is typed in haste."""
+    """The text as if typed in haste."""
     if d.chance(0.15):
         text = text[0].lower() + text[1:]
     if d.chance(0.15):
@@ -640,7 +640,7 @@ def _typed(d: Draw, text: str) -> str:
 
 
 def classes(d: Draw, n: int, name: Callable[[Draw], str]) -> tuple[list[list[str]], list[Callable[[], str]]]:
-    """What may stand for each of up to n classes of a set as its label, and what makes a new text of it."""
+    """(Possible labels of each of up to n classes of a set, a function that makes a new text of each class)."""
     way, thing = d.rng.random(), ""
     if way < 0.25:
         ways, thing = _ticket_set(d)

@@ -1,4 +1,4 @@
-"""What is told of oneself and asked for later, by other words than it was told with; `everyday` puts talks together."""
+"""Facts that users tell about themselves, and later questions about them in other words; `everyday` makes samples."""
 
 # Phrases are long lines.
 # ruff: noqa: E501
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Memory(NamedTuple):
-    """A kind of fact. maker: how its value is drawn. about: the values of `{r}`; empty if the phrases have none."""
+    """A kind of fact. maker: how its value is drawn. about: the values of `{r}`; empty if the phrases have no `{r}`."""
 
     maker: str
     about: tuple[str, ...]
@@ -113,7 +113,7 @@ MEMORIES: tuple[Memory, ...] = (
         ("What [is|was] my [hobby|pastime|passion]?", "What do I do [after work|in my free time|on Sundays|for fun]?", "How do I spend my free time?", "[Say|Name] my hobby.", "What relaxes me?", "my hobby?"),
         "Your hobby is {v}."),
 )
-# facts of which one talk has only one, as their questions are alike; one told without `{r}` goes by its answer
+# facts with similar questions: a conversation has at most one of each row. A fact without `{r}` is named by its answer
 ONCE: tuple[tuple[str, ...], ...] = (
     ("flight", "plane", "train", "bus", "ferry"),
     ("You live in {v}.", "Your address is {v}.", "house"),
@@ -124,5 +124,5 @@ ONCE: tuple[tuple[str, ...], ...] = (
 
 
 def wording() -> str:
-    """The words around the values."""
+    """All words around the values."""
     return f"{MEMORIES}"

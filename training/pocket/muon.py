@@ -1,4 +1,4 @@
-"""Muon for many small matrices: those of one shape are orthogonalized as one batch."""
+"""The Muon optimiser for many small matrices: matrices of the same shape are orthogonalized as one batch."""
 
 import math
 from collections import defaultdict
@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """About U V^T of each matrix U S V^T [n, rows, columns], by Newton and Schulz's iteration in bfloat16."""
+    """Approximates U V^T of each matrix U S V^T. matrices: [n, rows, columns]. Newton-Schulz iteration in bfloat16."""
     if matrices.shape[1] > matrices.shape[2]:
         return orthogonal(matrices.mT).mT
     a, b, c = COEFFICIENTS

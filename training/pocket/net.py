@@ -1,4 +1,4 @@
-"""The pocket model's network: a Llama decoder for training, its parameters named as Hugging Face names them."""
+"""The pocket model's network: a Llama decoder for training, with Hugging Face's names of parameters."""
 
 import dataclasses
 import math
@@ -90,8 +90,9 @@ class Attention(nn.Module):
 
 
 class BlockAttention(torch.autograd.Function):
-    """Causal attention with grouped heads, for training on a CPU: 128 queries at a time against the keys up to the
-    last of them. With its gradient it takes 0.15 to 0.75 of the time of torch's own, whose gradient is slow there."""
+    """Causal attention with grouped heads, for training on a CPU. It computes 128 queries at a time, against the keys
+    up to the last of them. Forward and backward take 0.15 to 0.75 of the time of torch's own, whose gradient is slow.
+    """
 
     BLOCK = 128
 
@@ -133,7 +134,7 @@ def _blocks(length: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, length)) for start in range(0, length, step)]
 
 
-_in_blocks = torch.compiler.disable(BlockAttention.apply)  # it would be compiled again for each number of blocks
+_in_blocks = torch.compiler.disable(BlockAttention.apply)  # or it is compiled again for each number of blocks
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -222,13 +223,13 @@ class Net(nn.Module):
 
 @torch.no_grad()
 def copying_circuit(net: Net, generator: torch.Generator) -> None:
-    """Initializes the first two layers as induction heads, which small transformers take most of their training to
-    learn.
+    """Initializes the first two layers as induction heads. Small transformers spend most of their training on learning
+    these.
 
     The heads of the first layer attend one and two positions back, by position only, and write what they see next to
     the token. The second layer attends to positions that follow the current and the previous token, and copies the
-    token there. Training can change all of this. (After "mimetic initialization", Trockman and Kolter 2023, and the
-    induction heads of Olsson et al. 2022.)
+    token there. Training can change all of this. Sources: "mimetic initialization", Trockman and Kolter 2023; induction
+    heads, Olsson et al. 2022.
     """
     shape, size = net.shape, net.shape.head_dim
     half, group = size // 2, shape.n_heads // shape.n_kv_heads
@@ -251,7 +252,7 @@ def copying_circuit(net: Net, generator: torch.Generator) -> None:
         q[:n_sharp, 0] = sharpness * torch.cos(offset * theta[:n_sharp])
         q[half : half + n_sharp, 0] = -sharpness * torch.sin(offset * theta[:n_sharp])
         back.o_proj.weight[:, rows] = write * places[:, rows] if shape.width >= shape.n_heads * size else 0
-    slow = [i for i in range(half) if theta[i] <= 0.02]  # pairs that hardly turn: for content
+    slow = [i for i in range(half) if theta[i] <= 0.02]  # pairs that RoPE hardly rotates: for content
     dims = [*slow, *(half + i for i in slow)]
     first, second = dims[0::2], dims[1::2]
     for kv in range(shape.n_kv_heads):

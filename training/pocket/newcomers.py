@@ -1,7 +1,7 @@
 """A third held-out set, by another author than `strangers`, written after the training text.
 
-It shares nothing with the training text or with `strangers` (`tests/training` checks it). Training text that is written
-after a look at its wrong answers would make it a development set, as `strangers` is: look at its scores only.
+It shares nothing with the training text or with `strangers` (`tests/training` checks it). Look at its scores only: if
+training text is written by someone who knows its wrong answers, it becomes a development set, as `strangers` did.
 """
 
 # Phrases are long lines.

@@ -1,6 +1,7 @@
-"""Records in which two or more values look alike, and only who does what to whom tells which field a value is.
+"""Records in which two or more values look alike: only who does what to whom tells which field a value belongs to.
 
-As `roles`, but of many more walks of life, each in its own few sentences. `everyday` puts samples together.
+The texts are like those of `roles`, but from many more walks of life, with a few sentences each. `everyday` makes
+samples of them.
 """
 
 # Phrases are long lines.
@@ -10,13 +11,13 @@ from pocket.roles import Frame
 
 
 def _f(roles: str, *texts: str) -> Frame:
-    """roles: `letter maker names...` parted by semicolons. texts: sentences with `{letter}` for a value."""
+    """Parses a frame. roles: `letter maker names...`, separated by `;`. texts: sentences with `{letter}` for values."""
     parted = [role.split() for role in roles.split(";")]
     return Frame({letter: (maker, tuple(names)) for letter, maker, *names in parted}, texts)
 
 
 # fmt: off
-# makers of values: words of a list; titles that stand before a name; forms of a name (a: a rare name, n: a noun)
+# values: words of a list; titles that stand before a name; forms of a name ({a}: a rare name, {n}: a noun)
 WORDS = {
     "instrument": "cello, oboe, fiddle, viola, tuba, accordion, clarinet, banjo, harp, double bass, bagpipes, sitar, church organ, ukulele, French horn, kettledrum, mandolin, lute",
     "prize": "golden spoon, silver cup, county shield, travel grant, wooden trophy, challenge plate, blue rosette, bursary, medal of honour, young talent award, jury prize, audience award, fellowship, crystal vase",
@@ -331,7 +332,7 @@ FRAMES: tuple[Frame, ...] = (
        "{g} put {m} {m}# on {h}; {d} held the bank.", "{d} took {g}'s bet of {m} {m}# on {h}.", "{g} lost {m} {m}# to the banker, {d}.", "Stake {m} {m}#, {g}, on {h}; banker {d}."),
     _f("s person scientist_one first_author lead_author main_author; c person co_author second_author helped_by; j titled journal printed_in magazine; t phrase topic paper subject; r prof reviewer refereed_by rejected_by",
        "{s} and second author {c} write on {t}[ in {j}|].", "{s} (lead), {c} (co-author): {t}. {j}", "{r} rejected the paper of {s} on {t}.", "With help from {c}, {s} published in {j}; {r} had refereed it.", "{j} printed what {s}, helped by {c}, found out about {t}."),
-    # --- more of the same, of people with a title beside people without ---
+    # --- people with a title and people without ---
     _f("d vet doctor physician medic consultant doctor_in_charge on_call signed_out_by; p person patient inpatient sick_person person_in_bed name_of_sick; b small bed bed_no bed_number bay; i ill illness what_is_wrong suffering_from complaint; h school hospital clinic infirmary",
        "{p} came in by ambulance with {i}; {d} was on call.", "{d} sent {p} home from bed {b}.", "{p} waits outside the room of {d}.", "{d} rang the family of {p} about the {i}.", "Bed {b} - {p} - {i} - cons. {d}", "{d} is worried about {p}, who has {i}.", "{p} has been moved to bed {b} on the orders of {d}.", "{h}: {d} put {p} to bed {b}[ with {i}|].", "{d} gave {p} the bad news: {i}.", "{p} told {d} everything about the {i}.", "after {d} had seen {p} ({i}), the drip came off", "For {i}, {d} kept {p} in for two nights[ at {h}|].", "{d} went over to {p} in bed {b}.",
        "Round at eight: {d} looks in on {p}[, bed {b}|].", "Bed {b} is {p}'s; ask {d} about the {i}.", "{p} swears by {d}."),
@@ -345,7 +346,7 @@ FRAMES: tuple[Frame, ...] = (
        "{r} asked {m} about {t}.", "{m} would not answer {r}[ of {p}|].", "{p}'s {r} followed {m} to the car.", "{m} hung up when {r} rang about {t}.", "{r} ({p}): what about {t}? {m}: no comment.", "{m} denies {t}, writes {r}.", "In {p}, {r} calls on {m} to resign."),
     _f("e noble landowner lord owns_land squire; t person tenant_farmer farms tenant works_the_land; l place estate village land; c food crop grows harvest",
        "{t} farms the land of {e}[ at {l}|].", "{e} lets fields to {t}.", "{t} grows {c} on {e}'s ground.", "{e} lives off the {c} that {t} brings in.", "{t} took off his hat to {e}."),
-    # --- places and people in one breath ---
+    # --- places and people in one sentence ---
     _f("n person name person full_name who resident whose_name; p place residence town lives_in home city whereabouts based_in; a age age years_old aged how_old",
        "Meet {n}: {a}, from the lovely town of {p}.", "{p} resident {n} is {a}.", "{n} is {a} and has never left {p}.", "[Local|Villager|Townsman] {n}, {a}, of {p}, [says no|won a car|found a snake].", "{n} moved house. New town: {p}. Age: still {a}.", "{a} candles for {n} in {p}!", "{n} turned {a} and left for a new life in {p}.", "{p} is where you find {n} these days[; [she|he] is {a}|].", "Name's {n}, I'm {a}, and {p} is home.", "{n} ({p}, {a})", "At {a}, {n} still climbs the hill above {p}, where the family house stands.", "We welcome {n} ({a}) to {p}.", "{n}, {a}, has swapped a farm for a flat in {p}.",
        "in {p} since birth: {n}, {a}", "You'd never guess {n} of {p} is {a}.", "{a} years and counting: {n} of {p}", "{n} - home: {p} - age: {a}", "Pensioner {n} [settled|retired|stays put] in {p} at {a}."),
@@ -361,7 +362,7 @@ FRAMES: tuple[Frame, ...] = (
        "The {n} rises near {r}, passes {p} and meets the sea at {m}.", "{n}: source {r}, mouth {m}.", "From its spring at {r} the {n} flows by {p} to {m}.", "{p} lies on the {n}, which ends at {m}.", "At {m} the {n}, born in the hills of {r}, reaches the sea."),
     _f("b place battle_place fought_at; w officer winner victorious_general won_by victor; l officer loser beaten_general defeated fled; y year year when fought_in",
        "At {b}, {w} crushed {l}.", "{l} fled after {w} had won at {b}[ in {y}|].", "{y}: {w} routs {l} near {b}", "{l}'s men were no match for those of {w}.", "{b} ({y}): victory for {w}, disaster for {l}."),
-    # --- clubs again: who plays whom ---
+    # --- clubs: who plays whom ---
     _f("t side team our_team team_name club first_named side; o side opponent opponents rivals versus other_team against; s score score result final_score full_time; p person scorer goalscorer goal_by scored_by on_the_scoresheet hero",
        "{t} had a {s} with {o}.", "[Result|Latest|Today]: {t} {s} {o}", "{t} meet {o}, and {p} hits the post before scoring.", "{p} made it {s} for {t} when {o} were asleep.", "{s} it was between {t} and the guests from {o}[, thanks to {p}|].", "The opponents, {o}, went home with a {s} from {t}.", "{t} lined up to face {o}. {p} scored. {s}.", "{p}'s header gave {t} something to cheer against rivals {o}.", "{t} were held by their rivals {o}[ ({s})|].", "{t} ended their game with {o} on {s}.", "{p}! {p}! {t} fans sing the name of the man who scored against {o}.",
        "{t} vs. {o} -> {s}, {p}", "{t}'s next opponent is {o}.", "With {p} in form, {t} fear nobody, not even {o}.", "Who will {t} play? {o}.", "On the hour {p} struck for {t} - the keeper of {o} did not move."),
@@ -421,7 +422,7 @@ FRAMES: tuple[Frame, ...] = (
        "{w} in {a} wrote first; {p} in {b} wrote back.", "{w} sent a card from {a} to {p} in {b}.", "{p} ({b}) got a first letter from {w} ({a}).", "Dear {p}, greetings from {a} to {b}! Your new pen friend {w}"),
 )
 
-# verbs: past form; past participle; who does it; whom it is done to
+# verbs, separated by `;`: past form, or past form|past participle, then nouns for the person who does it
 VERBS = """
 hugged hugger; kissed kisser; called_out; helped helper; thanked; hired hirer; fired; praised praiser; blamed blamer; visited visitor; followed follower; chased chaser; caught catcher; pushed pusher; carried carrier; greeted greeter; ignored; insulted insulter; invited inviter; interrupted interrupter; rescued rescuer; tricked trickster; warned warner; woke|woken waker; beat|beaten beater; betrayed betrayer; bribed briber; teased teaser; tutored tutor; trained trainer; sketched sketcher; filmed filmer; quoted quoter; nominated nominator; outran|outrun; overtook|overtaken overtaker; outbid; forgave|forgiven forgiver; forgot|forgotten; chose|chosen chooser; drove|driven driver; fed feeder; hid|hidden hider; led leader; met; paid payer; saw|seen; shook_off|shaken_off; sued suer; taught teacher; told_off; understood; left|left leaver; cheated cheater; copied copier; criticised critic; defended defender; dismissed; employed employer; entertained entertainer; envied; examined examiner; fooled; frightened; guided guide; hated hater; impressed; imitated imitator; inspired; introduced introducer; kicked kicker; liked; lifted lifter; loved lover; married_off; mentioned; missed; mocked mocker; nursed nurse; obeyed; painted painter; pardoned pardoner; phoned phoner; photographed photographer; pinched pincher; protected protector; punished punisher; questioned questioner; reassured; recommended recommender; refused; rejected; replaced replacement; reported reporter; respected; robbed robber; sacked; saved saver; scared; served server; shaved shaver; sponsored sponsor; stalked stalker; stopped stopper; supported supporter; surprised; tackled tackler; tested tester; tickled tickler; trusted; unmasked unmasker; washed washer; watched watcher; welcomed; wounded; bandaged bandager; bit|bitten biter; bored; elbowed; emailed; escorted escort; evicted evictor; hosted host; interviewed interviewer; kidnapped kidnapper; lobbied; massaged masseur; mentored mentor; messaged; mugged mugger; nudged; outplayed; outwitted; paged; poked; promoted promoter; prosecuted prosecutor; relieved reliever; shoved; slapped slapper; spied_on spy; stung; succeeded successor; summoned; swindled swindler; texted; tipped_off; toasted toaster; tripped_up; vetted; wooed wooer; measured; audited auditor; coached coach; counselled counsellor; dethroned; fined; judged judge; knighted; succoured; tattooed tattooist; treated; briefed
 """
@@ -461,7 +462,7 @@ DEEDS = (
     "{a} never regretted having {p} {b}.",
     "We still talk of the day when {a} {v} {b}.",
 )
-# who someone is to another: the one; the other (a dash: no word for it)
+# relations, separated by `;`: the word for one person, the word for the other (a dash: there is no word)
 RELATIONS = """
 lawyer client; dentist patient; tutor pupil; boss employee; aunt -; uncle -; landlady lodger; captain -; nurse patient; barber customer; agent actor; godmother godchild; stepfather stepchild; carer -; editor author; trainer athlete; bodyguard protege; butler employer; translator author; accountant client; piano_teacher piano_pupil; heir -; driver passenger; coach player; mentor mentee; governess -; gardener -; secretary boss; deputy chief; supervisor student; biographer -; publisher author; patron artist; advisor minister; creditor debtor; sponsor athlete; ghostwriter -; cleaner -; midwife mother; tailor customer; physiotherapist patient; guardian ward; chauffeur -; spokeswoman -; campaign_manager candidate; driving_instructor learner; stunt_double actor; hairdresser client; grandmother grandchild; mother_in_law son_in_law; manager band; notary client; banker customer; probation_officer offender; parole_officer convict; vet pet_owner; apprentice master; intern supervisor; assistant boss; fan idol; niece aunt; nephew uncle; squire knight; page king; pupil teacher; widow late_husband; orphan foster_mother; understudy star; helper farmer; tenant owner; babysitter mother
 """
@@ -495,7 +496,7 @@ RELATED = (
 
 
 def _deed(text: str) -> Frame:
-    """The frame of a verb: who does it, and whom it is done to."""
+    """The frame of a verb of VERBS: who does it, and whom it is done to."""
     forms, *nouns = text.split()
     v, _, p = forms.partition("|")
     p = p or v
@@ -515,7 +516,7 @@ def _deed(text: str) -> Frame:
 
 
 def _relation(text: str) -> Frame:
-    """The frame of a relation: who someone is, and to whom."""
+    """The frame of a relation of RELATIONS: who someone is, and to whom."""
     r, other = text.split()
     word = r.replace("_", " ")
     inverse = [] if other == "-" else [other] * 3
@@ -545,5 +546,5 @@ TWOS: tuple[Frame, ...] = (
 
 
 def wording() -> str:
-    """The words around the values."""
+    """All words around the values."""
     return f"{FRAMES} {TWOS}"

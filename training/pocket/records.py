@@ -1,4 +1,4 @@
-"""JSON extraction: a record described in a text, and the requested fields of it as JSON.
+"""JSON extraction: a text that describes a record, and the requested fields of the record as JSON.
 
 Texts are combined from clauses, so that training sees thousands of ways to describe a record. A model that saw only five
 sentences per kind learned the positions of the values in them, not the meaning of the words around the values.
@@ -17,7 +17,7 @@ from pocket.words import COLOURS, EVENTS, JOBS, Draw, Phrases
 
 
 class Frame(NamedTuple):
-    """Subjects of a sentence, and the predicates that may follow: field -> predicates."""
+    """Subjects of a sentence, and predicates that may follow them. predicates: field -> predicates that state it."""
 
     subjects: tuple[str, ...]
     predicates: dict[str, tuple[str, ...]]
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Parts of one long sentence: optional leads, cores, and optional tails; `[a|b]` as in `Draw.vary`."""
+    """Parts of one long sentence: optional leads, a core, and optional tails; `[a|b]` as in `Draw.vary`."""
 
     leads: tuple[str, ...]
     cores: tuple[str, ...]
@@ -218,17 +218,17 @@ EXTRACT = Phrases(
 INTEGERS = ("age", "quantity", "seats", "weight")
 NUMBERS = ("price",)
 UNTYPED = tuple(word for word in ASPECTS if word not in (*INTEGERS, *NUMBERS))
-TIED = {"quantity": "item"}  # told together: what is said of the one field says the other
+TIED = {"quantity": "item"}  # phrases for the second field state the first too
 LINKS = (", ", " and ", ", and ")
 
 
 def wording() -> str:
-    """All words that tell of a record: what is no value."""
+    """All words around the values of records."""
     return f"{KINDS} {FLOWS} {EXTRACT} {UNTYPED} {ANYTHING}"
 
 
 def told_of(template: str) -> set[str]:
-    """The fields that a phrase names."""
+    """The fields that a template contains."""
     return {name for _, name, _, _ in string.Formatter().parse(template) if name}
 
 
@@ -269,7 +269,7 @@ def _record(d: Draw, kind: str) -> dict[str, str]:
 
 
 def _flowing(d: Draw, flow: Flow, left: set[str]) -> str:
-    """A sentence of a core, an optional lead, and tails for some of the remaining fields."""
+    """A sentence with a core, an optional lead, and tails for some of the fields in `left`."""
     core = d.vary(d.pick(flow.cores))
     told = told_of(core)
     lead = d.pick(flow.leads)
@@ -287,7 +287,7 @@ def _flowing(d: Draw, flow: Flow, left: set[str]) -> str:
 
 
 def _composed(d: Draw, kind: Kind, flows: tuple[Flow, ...], wanted: set[str]) -> str:
-    """A template of clauses that contain the wanted fields in any order, mostly once each."""
+    """A template made of clauses. It contains the wanted fields in any order, mostly once each."""
     left = {TIED.get(field, field) for field in wanted}
     sentences: list[str] = []
     for _ in range(d.pick((0, 1, 1, 1, 2))):
@@ -321,13 +321,13 @@ def _composed(d: Draw, kind: Kind, flows: tuple[Flow, ...], wanted: set[str]) ->
 
 
 def _listed(d: Draw, fields: list[str]) -> str:
-    """A template that lists fields by name."""
+    """A template that lists field names and values."""
     between, end = d.pick(((": ", "; "), (": ", "\n"), (" = ", ", "), (": ", ", "), (" is ", ", "), (": ", " | ")))
     return end.join(f"{field}{between}{{{field}}}" for field in d.some(fields, len(fields)))
 
 
 def _telling(d: Draw, kind: str, record: dict[str, str], wanted: list[str]) -> str:
-    """The template of a record's text."""
+    """The template of a text with the wanted fields of a record, and maybe more."""
     if d.held:
         return d.pick(KINDS[kind].whole.held)
     way = d.rng.random()
@@ -346,7 +346,7 @@ ANYTHING = ("The {f} is {{{f}}}.", "It has the {f} {{{f}}}.", "{f}: {{{f}}}.", "
 
 
 def _anything(d: Draw) -> tuple[dict[str, str], str]:
-    """A record with random words as fields, and its template: only the name next to a value counts."""
+    """(A record with random words as field names, a template that has each name next to its value)."""
     names = [d.listed(UNTYPED) if d.chance(0.6) else d.word() for _ in range(d.rng.randrange(2, 7))]
     record = {name: d.pick((d.name, d.city, d.item, d.word, d.code, d.value, d.date))() for name in names}
     if d.chance(0.3):
@@ -361,7 +361,7 @@ def _typed(name: str, value: str) -> object:
 
 
 def extraction(d: Draw) -> Sample:
-    """One to three texts, each to be turned into a JSON object with the fields named in the prompt."""
+    """One to three texts, each answered by a JSON object with the fields named in the prompt."""
     system = d.say(SYSTEMS) if d.chance(0.3) else ""
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     fixed = d.pick(tuple(KINDS)) if d.chance(0.5) else ""

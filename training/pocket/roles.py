@@ -1,7 +1,7 @@
-"""Records whose fields are told apart by what each value does in the sentence, and quantities by their unit.
+"""Records whose fields are told apart by each value's role in the sentence, and quantities told apart by their unit.
 
-A frame has roles; a text tells of some of them in any order, so that a field's name says which value is meant, and not
-the value's place or look. `everyday` puts samples together.
+A frame has roles, and a text contains some of them in any order. So a field's name says which value is meant; the
+value's position or look does not. `everyday` makes samples of them.
 """
 
 # Phrases are long lines.
@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 
 class Frame(NamedTuple):
-    """roles: letter -> (how the value is drawn, names of the field). texts: sentences with `{letter}` for a value."""
+    """Texts with several roles. roles: letter -> (how the value is drawn, names of the field). texts: sentences with
+    `{letter}` for a value."""
 
     roles: dict[str, tuple[str, tuple[str, ...]]]
     texts: tuple[str, ...]
 
 
 def _frame(texts: tuple[str, ...], **roles: str) -> Frame:
-    """A role is its maker and its field's names, parted by spaces."""
+    """Parses a frame. roles: letter -> maker and names of the field, separated by spaces."""
     parted = {letter: text.split() for letter, text in roles.items()}
     return Frame({letter: (words[0], tuple(words[1:])) for letter, words in parted.items()}, texts)
 
@@ -138,7 +139,7 @@ FRAMES: tuple[Frame, ...] = (
         c="code parcel tracking_no tracking parcel_no shipment package", f="place origin sent_from from_city source", t="place destination to_city delivered_to_city target", s="firm sender shipper sent_by from_company", r="person recipient addressee receiver for_whom goes_to"),
 )
 
-# what is counted of a thing, told apart by the unit: names of the field, the bare number with its unit, what a thing does
+# quantities of a thing, told apart by the unit: names of the field, the number with its unit, predicates of the thing
 QUANTITIES: tuple[tuple[str, str, str], ...] = (
     ("minutes duration_minutes minutes_long time_in_minutes minutes_needed", "{v} minutes;{v} min;{v} minutes' time", "takes {v} minutes;lasts {v} minutes;is done in {v} minutes;needs {v} minutes"),
     ("hours n_hours hours_long hours_needed time_in_hours", "{v} hours;{v} h", "goes on for {v} hours;needs {v} hours;is over after {v} hours;runs {v} hours"),
@@ -167,11 +168,11 @@ QUANTITIES: tuple[tuple[str, str, str], ...] = (
     ("years age age_years years_old", "{v} years;{v} years old", "is {v} years old;has been there {v} years"),
     ("wheels n_wheels number_of_wheels", "{v} wheels", "has {v} wheels;rolls on {v} wheels"),
 )
-# units that could be taken for one another in one text
+# units that could be confused with each other in one text
 ALIKE = (("people", "seats", "players"), ("cm", "metres"), ("km", "miles"), ("kg", "grams"), ("points", "stars"), ("pages", "chapters"), ("minutes", "hours", "days", "years"))
 # fmt: on
 
 
 def wording() -> str:
-    """The words around the values."""
+    """All words around the values."""
     return f"{FRAMES} {QUANTITIES}"

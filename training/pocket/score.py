@@ -1,8 +1,8 @@
 """Held-out scores of a pocket model, greedy and without constraints: `python -m pocket.score`
 
-Scores need only a callable `generate(prompts) -> texts` (greedy, up to the end of the turn), so they can be taken of
-any runtime. Tool conversations run as an agent runs them: the model's calls are executed by the real functions, the
-results are appended to the conversation, and the answer must contain the right value.
+Scores need only a callable `generate(prompts) -> texts` (greedy, up to the end of the turn), so any runtime can be
+scored. Tool conversations run as in an agent: the real functions execute the model's calls, the results are appended to
+the conversation, and the answer must contain the right value.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def _text(messages: Sequence[Message], sample: Sample) -> str:
 
 
 def _agents(generate: Generate, chosen: Sequence[Sample], show: int = 0) -> list[list[bool]]:
-    """Runs all tool conversations in lockstep; for each, whether its questions were answered correctly."""
+    """Runs all tool conversations in lockstep. Returns for each whether its questions were answered correctly."""
     talks: list[list[Message]] = [[] for _ in chosen]
     right: list[list[bool]] = [[] for _ in chosen]
     waiting = [[m for m in sample.messages if m["role"] in ("system", "user")] for sample in chosen]
@@ -99,7 +99,8 @@ def _agents(generate: Generate, chosen: Sequence[Sample], show: int = 0) -> list
 
 
 def _questions(sample: Sample, *, is_last: bool) -> list[tuple[str, str]]:
-    """(prompt, expected text) of a sample: of its last turn, or of every question of recall and reading."""
+    """(prompt, expected text) of each question of a sample. With `is_last`, in plain text and in the family few_shot:
+    only of the last."""
     if sample.plain:
         parts = [str(part) for part in sample.plain]
         return [("".join(parts[:-2]), parts[-2].strip())]
@@ -115,9 +116,9 @@ def _questions(sample: Sample, *, is_last: bool) -> list[tuple[str, str]]:
 def score(
     generate: Generate, family: str, n: int, *, seed: int = SEED, show: int = 0, author: Author | None = None
 ) -> tuple[float, int]:
-    """The share of correct answers over n held-out samples, and the number of answers.
+    """(Share of correct answers, number of answers) over n held-out samples.
 
-    show: wrong answers to print. author: whose samples to take; None: the first set.
+    show: how many wrong answers to print. author: the author of the held-out set; None: the first set.
     """
     chosen = strangers.samples(family, n, seed, author) if author else samples(family, n, seed)
     if family == "tools":
@@ -156,8 +157,8 @@ def _is_step(prompt: str, text: str) -> bool:
 def acceptance(target: Path, draft: Path, *, depth: int = 3, n: int = 60, seed: int = SEED) -> float:
     """The share of drafted tokens that are accepted if `draft` proposes `depth` greedy tokens per step.
 
-    Measured on the assistant turns of held-out tool calls and JSON. The true text stands in for the target's output,
-    from which it differs in a few per cent. A drafted token is accepted if it and all before it in its draft are right.
+    Measured on the assistant turns of held-out tool calls and JSON. The true text stands in for the target's output;
+    they differ in a few per cent. A drafted token is accepted if it and all tokens before it in its draft are right.
     """
     tok = AutoTokenizer.from_pretrained(target)
     model = LlamaForCausalLM.from_pretrained(draft, dtype=torch.float32).eval()

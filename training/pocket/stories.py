@@ -1,6 +1,6 @@
-"""Questions that tools answer, for training: each line stands for all combinations of its `[a|b]`.
+"""Questions that tools answer, for training: each line stands for all combinations of its choices `[a|b]`.
 
-They supplement the few sentences of `transcripts`: a model that saw only thirty of a kind fails on the next one.
+They supplement the few sentences of `transcripts`: a model that has seen only thirty of a kind fails on new ones.
 """
 
 # Phrases are long lines.

@@ -1,11 +1,12 @@
-"""A second held-out set: what a stranger asks who has not read the card.
+"""A second held-out set: questions of a stranger who has not read the model card.
 
-Its wrong answers were read while the training text was written, so it is a development set by now; `newcomers` is a new
-one by another author.
+Its wrong answers were read while the training text was written, so it is now a development set; `newcomers` is a newer
+held-out set by another author.
 
-Nothing here is shared with the training text: no template, no name and no label set (`tests/training` checks it); the
-words of few-shot texts are plain English, of which training knows some. It is judged as a person would judge: a tool's
-answer by the value in it, JSON by its content, recall by the value told, chat by what any good answer has.
+It shares no template, no name and no label set with the training text (`tests/training` checks it). The words of
+few-shot texts are plain English, and the training text has some of them. Answers are judged as a person would judge
+them: a tool's answer by the value in it, JSON by its content, recall by the value told, and chat by a pattern that any
+good answer matches.
 """
 
 # Phrases are long lines.
@@ -44,7 +45,7 @@ class Ask(NamedTuple):
 
 
 class Author(NamedTuple):
-    """What one author writes: `samples` draws from it."""
+    """All texts of one author, from which `samples` draws."""
 
     name: str
     people: Sequence[str]
@@ -191,7 +192,7 @@ def tools(r: random.Random, author: Author) -> Sample:
 
 
 def _only(fields: dict[str, str], answer: str, before: Function | None) -> Function:
-    """A tool that knows one set of arguments (and those that `before` knows)."""
+    """A tool's function that answers one set of arguments, and those that `before` answers."""
 
     def call(**arguments: object) -> str:
         if {name: str(value) for name, value in arguments.items()} == fields:
@@ -232,7 +233,7 @@ def _json_type(value: str) -> str:
 
 
 def extraction(r: random.Random, author: Author) -> Sample:
-    """One text and the fields wanted of it."""
+    """One text, and a request for some of its fields as JSON."""
     makers, texts = r.choice(author.records)
     record = {name: draw(r) for name, draw in makers.items()}
     fields = r.sample(list(record), r.randint(2, len(record)))
@@ -285,7 +286,7 @@ HEADS = ("", "The first few are done for you.\n\n", "Pick the right category for
 
 
 def few_shot(r: random.Random, author: Author) -> Sample:
-    """Three to five examples of each label, then a text that is none of them."""
+    """Three to five examples of each label, then a new text to label."""
     classes = author.classes[r.choice(list(author.classes))]
     labels = r.sample(list(classes), r.randint(2, len(classes)))
     k = r.randint(3, 5)
@@ -321,7 +322,7 @@ FILLERS = (("cool", "Great."), ("How's it going?", "I am well, thank you."), ("N
 
 
 def recall(r: random.Random, author: Author) -> Sample:
-    """One to three facts in as many turns or in one, or in the system message, small talk, and a question."""
+    """One to three facts, in a turn each, in one turn or in the system message; small talk; and a question."""
     facts = r.sample(author.told, r.choice((1, 2, 2, 3)))
     values = [draw(r) for draw, _, _ in facts]
     told = [r.choice(phrases).format(v=v) for (_, phrases, _), v in zip(facts, values, strict=True)]
@@ -378,7 +379,7 @@ FACTS = {
 
 
 def reading(r: random.Random, author: Author) -> Sample:
-    """A short text of people and things, and a question about it."""
+    """A short text about people and things, and a question about it."""
     text, questions = r.choice(author.passages)
     a, b, c = r.sample(author.people, 3)
     fields = {"a": a, "b": b, "c": c} | {name: draw(r) for name, draw in author.facts.items()}
@@ -409,7 +410,7 @@ CHATS = (
 
 
 def chat(r: random.Random, author: Author) -> Sample:
-    """Something said in a chat, as its first turn or after another."""
+    """One turn of chat to answer, sometimes after an earlier turn."""
     messages: list[Message] = []
     if r.random() < 0.3:
         messages.append({"role": "system", "content": r.choice([s for s in author.systems if s])})
@@ -437,11 +438,11 @@ def samples(family: str, n: int, seed: int | str, author: Author = STRANGERS) ->
 
 
 MAX_WORDS = 14
-"""Of an answer to a question about a text or about what was told: an echo of all of it is no answer."""
+"""Maximum length of a right answer about a text or a told fact: repeating the whole text is no answer."""
 
 
 def says(text: str, value: str) -> bool:
-    """Whether a text has a value as words of their own."""
+    """Whether a text contains a value as whole words."""
     return re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w-]|\.\d)", text) is not None
 
 
@@ -461,7 +462,7 @@ def is_right(family: str, text: str, wanted: str) -> bool:
 
 
 def is_junk(text: str) -> bool:
-    """Whether a text has a broken character, or one word or sign many times over."""
+    """Whether a text has a broken character, or repeats a word or sign many times."""
     if "\ufffd" in text or re.search(r"(.{1,12}?)\1{5,}", text.replace("\n", " ")):
         return True
     return any(len(list(run)) > 3 for _, run in itertools.groupby(text.split()))

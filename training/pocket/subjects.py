@@ -1,4 +1,4 @@
-"""Plain English words by subject, for few-shot texts: what belongs together, so that an unseen text finds its label."""
+"""Plain English words by subject, for few-shot texts: they teach which words belong together, for unseen texts."""
 
 # Word lists are long strings that are split into words.
 # ruff: noqa: E501
@@ -49,7 +49,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "fear": "afraid scared fear terrified panic nervous worried horror ghost scream danger dark nightmare threat anxious trembling spider frightening monster hide alarm",
     }.items()
 }
-# more subjects, and more words of those above, by part of speech: nouns / verbs / adjectives (a hyphen stands for a space)
+# more subjects, and more words of the subjects above: nouns / verbs / adjectives (a hyphen stands for a space)
 _PARTS = {
     "payments": "refund invoice bill receipt fee charge payment deposit statement balance tariff instalment voucher direct-debit surcharge / pay charge refund settle bill deduct reimburse dispute waive / overcharged unpaid overdue expensive monthly double billed outstanding",
     "failures": "app page button login-screen server update website printer router plugin login sync display file error / crash load restart reinstall update refresh open install reboot fix debug / broken slow frozen stuck blank unresponsive buggy faulty offline",
@@ -198,7 +198,7 @@ for _name, _words in _PARTS.items():
     _all = (*SUBJECTS.get(_name, ()), *(word for word in _words.replace("/", " ").split() if "-" not in word))
     SUBJECTS[_name] = tuple(dict.fromkeys(_all))
 NOUNS = tuple(dict.fromkeys(noun for nouns, _, _ in PARTS.values() for noun in nouns))
-# what a person may call a subject or an intent
+# other names of subjects and intents
 NAMES_OF: dict[str, tuple[str, ...]] = {
     "payments": ("billing", "invoices", "finance", "money matters", "charges", "accounts payable", "refunds"),
     "failures": ("technical", "tech support", "bugs", "IT", "errors", "malfunction"),
@@ -362,7 +362,7 @@ NAMES_OF: dict[str, tuple[str, ...]] = {
     "introduction": ("introduction", "meet", "name"),
     "excuse": ("excuse", "reason", "alibi"),
 }  # fmt: skip
-# values of the right sort for facts that a person tells
+# kind of value -> values for facts that a person tells
 KINDS_OF: dict[str, tuple[str, ...]] = {
     kind: tuple(word.replace("-", " ") for word in words.split())
     for kind, words in {
@@ -390,7 +390,7 @@ KINDS_OF: dict[str, tuple[str, ...]] = {
         "material": "wood brick stone glass steel cotton wool leather silk plastic paper clay copper gold silver linen marble bamboo",
     }.items()
 }
-# whole sentences of some subjects, as people write them
+# whole sentences about some subjects, as people write them
 CLAUSES: dict[str, tuple[str, ...]] = {
     "cooking": ("[Knead|Roll out|Flour|Rest] the dough [for ten minutes|on the board|in a bowl]", "[The stew|The risotto|Dinner] [tastes|smells] [too salty|of thyme|burnt|wonderful]", "[Peel|Dice|Grate|Boil] the [carrots|potatoes|parsnips] [first|finely|until tender]", "[Melt|Brown|Beat] the butter [slowly|with honey|in a pot]", "[Let it|It must] [marinate|cool|thicken|rise] [overnight|on low heat|in the fridge]", "[A spoon|A cup|Half a litre] of [cream|stock|rice|vinegar] goes in [last|next|with the beans]", "[My|Grandma's] [pancakes|dumplings|meatballs] [stick to the pan|need more parsley|are in the oven]"),
     "space": ("[An asteroid|A meteorite|A satellite] [crosses|leaves|falls through] the [night sky|atmosphere|solar system]", "[The rover|A lander|The capsule] [touched down on|drills into|circles] [Mars|Venus|the lunar dust]", "[Scientists|Observers|NASA] [see|photograph|expect] [a black hole|sunspots|a supernova|the rings of Saturn]", "[Gravity|Starlight|The Milky Way] [bends|reaches|pulls] [everything|us|distant worlds]", "[The crew|Two cosmonauts] [floats|sleeps|works] [in weightlessness|aboard the station]", "[Countdown|Lift-off|The launch] [is postponed|in an hour|went smoothly]"),
@@ -460,7 +460,7 @@ INTENTS: dict[str, tuple[str, ...]] = {
     "introduction": ("[I am|My name is|This is|Meet] {n}[.|, the new {a} man.|, I am new here.]", "[Let me|May I] introduce [{n}|myself, I am {n}][.|]", "[{n}|He] is my [cousin|new colleague|neighbour]."),
     "excuse": ("[I was late|I could not come|I missed it] [because|since] [the {a} broke|my {a} was lost|the bus was late].", "[It was not my fault|I could not help it], the {a} [broke|was gone].", "[My dog ate|I left] the {a}[ at home|]."),
 }  # fmt: skip
-# intents that are too near to each other to be told apart
+# sets of intents that are too similar to be told apart
 KINDRED = (
     {"request", "order", "question", "offer", "suggestion", "advice", "invitation", "joke"}, {"statement", "opinion", "excuse", "introduction", "wish", "promise", "agreement", "thanks", "condolence"}, {"complaint", "apology", "condolence"},
     {"praise", "opinion", "wish"}, {"warning", "order", "advice"}, {"greeting", "introduction"},
@@ -479,7 +479,7 @@ SAID = (
     "[Today|Tomorrow|Tonight|On Friday]: {a}[, {b}|][, {c}|]", "[Not|Never] without [my|a|the] {a}[!|.| and {b}.]", "THE {a} AND THE {b}[!|]", "[Learn|Read|Hear|See] [more|all] about [the|] {a}[ and {b}|][.|]", "[I can't find|Where did I put|Who moved|Who took] the {a}[?| and the {b}?]", "[#|]{a} [#|]{b}[ #{c}|]", "[In|At|On] the {a}, [near|with|without] [the|a] {b}[.|]",
     "[Still|Just|Only|Again|Once more] [the|a|my] {a}[,|:] {b} [and|but not|,] {c}[.|]", "[We|I|They] {a} [the|a|it] [and|then|with] {b}[.|, {c}.]",
 )  # fmt: skip
-# classes that exclude each other, by the names a person may give them, with whole sentences; {a} {b}: nouns, {n}: a name
+# groups of classes that exclude each other: names of a class -> whole sentences; {a} {b}: nouns, {n}: a name
 GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "question|q|interrogative|query|wants to know": (
@@ -654,7 +654,7 @@ GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
         "job application|applicant|career|vacancy": ("[I'd like to|I want to|May I] [work for you|apply as a cook|join your team][.|?|]", "[Attached|Enclosed] is my [CV|resume|diploma][.|]", "[Do you hire|Are you looking for|Do you need] [students|drivers|a cook][?|]", "I have [ten years of|much|no] experience [as a baker|in sales|with children][.|]"),
     },
 )  # fmt: skip
-# templates in which parts of speech fit: {a} {b} nouns, {v} {w} verbs, {j} {h} adjectives of one subject, {n} a name
+# templates by part of speech: {a} {b} nouns, {v} {w} verbs, {j} {h} adjectives of one subject, {n} a name
 SENTENCES = (
     "[The|My|Our|This|Her|His|That|Your] {a} [is|was|looks|seems|became|got|will be] [very|so|quite|too|rather|really|far too|] {j}[.|!| now.| again.| today.| this year.|]", "[I|We|They|You] [need|want|have|like|had] a {j} {a}[.|, not a {h} one.| for the {b}.| and a {b}.|!]", "[They|We|You] [had to|wanted to|tried to|forgot to|learned to|are going to] {v} [the|a|our|every] {a}[.|!| before the {b}.| and the {b}.| yesterday.|]",
     "[Can|Could|Will|Would|Did|Should] [you|we|they|{n}] {v} the {a}[?| again?| for me?| and the {b}?| with the {b}?]", "[Please|Do not|Never|Always|You must|Remember to|First] {v} the {a}[.|!| and {w} the {b}.| before you {w} it.|]", "[How|When|Where] [do|did|can|should] [I|we|you|people] {v} [a|the|my] {a}[?|, {n}?]", "[Why|Since when] is the {a} [so|still|always] {j}?", "[A|The] {j} {a} and [a|the|two] {b}[.|s.|]",
@@ -665,7 +665,7 @@ SENTENCES = (
     "[No|Any|One more] {a} [today|here|left|tomorrow][?|.|, only a {b}.]", "[Who|When did they|Will {n}] {v} the {j} {a}[?|]", "[What a|Such a] {j} {a}[!|, {n}.|!!]", "The {a} [that we {v}|they {v}|I told you about|of yesterday] is {j}[.|]", "{n} is [good|bad|better] with [a|the] {a}, [I prefer|we like|not with] the {b}[.|]", "[Between|Among] the {a} and the {b} [there is nothing|you see {n}|it is {j}][.|]",
 )  # fmt: skip
 # those that are drawn more than others: the form of a sentence, its language, opinions, a help desk, mail
-# what few-shot texts are often about, in sentences that name their subject by other words than its own
+# frequent subjects of few-shot texts, in sentences that do not contain the subject's name
 TALKED_OF: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "sport|sports|ball games|athletics|club": (

@@ -1,6 +1,7 @@
-"""Passages, facts of the user and turns of small talk, and how a sample is made of them; `everyday` has the values.
+"""Passages, facts of the user and turns of small talk, and functions that make samples of them with the values of
+`everyday`.
 
-A field is a letter for the kind of its value and perhaps a number: {n} a first name, {f} a full one, {p} a place, {t} a time,
+A field is a letter for the kind of its value and maybe a number: {n} a first name, {f} a full name, {p} a place, {t} time,
 {d} a day, {e} a date, {k} a price, {i} {h} numbers, {s} a street, {c} a code, {o} a colour, {g} a food, {b} a drink, {j} a job,
 {w} a firm, {l} a title, {y} a year, {x} a telephone number, {m} an address, {v} a thing, {a} a pet's name, {z} a plate,
 {u} a hobby, {q} a language, {r} what one is allergic to.
@@ -21,7 +22,8 @@ Asked = list[tuple[str, str]]
 _FIELD = re.compile(r"\{(\w+)\}")
 
 # fmt: off
-# a passage, its parts after the first in any order; then of each field what is asked for it; ^ is a new line
+# passages: parts, separated by ` ~ `, of which all but the first may change places; then questions for each field; ^ is
+# a new line
 _READINGS = """\
 NOTICE TO ALL TENANTS. The water will be off [on {d1}|this {d1}] from {t1} to {t2}. ~ [Buckets|Spare buckets] can be had from {n1} in flat {i1}. ~ {n2} from flat {i2} has [offered|agreed] to let the plumber in. ~ The plumber's name is {n3}.
 d1: which day is there no water?; on what day do the taps run dry?; when will the supply be cut?; day of the cut?
@@ -648,7 +650,7 @@ k2: there and back?; return fare?; both ways?
 n1: who hears complaints?; complaint desk?
 n2: who has lost things?; I lost my bag, whom do I ask?
 """
-# who does what: said of the doer, said of the thing, asked by other words after `Who`
+# duties, separated by ` # `: active sentence, passive sentence, questions after `Who` in other words
 _DUTIES = """\
 {n} waters the tomatoes # the tomatoes are watered by {n} # gives the tomatoes water; takes care of the tomatoes; sees to the tomatoes
 {n} runs the ferry # the ferry is run by {n} # is in charge of the ferry; operates the ferry; is the ferryman
@@ -732,7 +734,7 @@ _DUTIES = """\
 {n} paid the fine # the fine was paid by {n} # settled the fine; had to pay; gave money for the fine
 """
 
-# what a person is, and what is asked instead, after `Who`
+# roles of people, separated by ` # `: the role, questions after `Who` in other words
 _ROLES = """\
 treasurer # looks after the funds; handles the finances; watches over the accounts
 secretary # writes the letters; does the paperwork; takes the minutes
@@ -824,7 +826,7 @@ godmother # held the baby
 chairwoman # leads the meetings; has the chair
 """
 
-# sentences that fit with any of them
+# sentences that fit into any text about people, with questions
 _EXTRAS = """\
 [Doors open|We open|They open] at {t1} and [close|shut] at {t2}.
 t1: when does it open?; opening time?; from when are they open?; when do they let people in?
@@ -885,7 +887,7 @@ _LAYOUTS = (
     "{p}^^{q}", "{q}^^{p}", "{p} {q}", "{q} {p}", "{p}^[Q|Question]: {q}", "[Read this|Have a look|See below|Here you go]: {p}^^{q}", "{q}^---^{p}", "\"{p}\" {q}", "[fwd|FW|Forwarded]: {p}^^{q}", "[This was on the door|I found this note|They sent me this|It says here]: {p}^{q}",
     "[Can you tell me|Help me find out|I want to know], {q}^^{p}", "{p}^^[So|Now|Well then|Tell me], {q}", "[Text|Doc|Note]^{p}^[Ask|Query]^{q}", "> {p}^{q}", "<<{p}>>^{q}", "[One question about this|About this text]: {q}^{p}", "{p}^^^{q}", "[question|q]: {q}^[info|text]: {p}", "{p} // {q}", "[Short answer please|In a word|Just the answer]: {q}^^{p}", "[given|Given] {p}^[find|Find]: {q}", "```^{p}^```^{q}", "[My landlady|My boss|The school] writes: {p}^^{q}", "[[1]] {p}^^{q}",
 )
-# of a topic what is told, asked and answered
+# facts, separated by ` # `: topic and kind of value, statements, questions, answer
 _FACTS = """\
 name n # [Call me|Please call me|Do call me] {v}[, everyone does|].; [Hiya|Evening|Morning|Ey up], {v} speaking.; The name on my badge says {v}.; On paper I'm {v}.; I was christened {v}.; {v} at your service.; You've got {v} here.; I go by {v} online.; Signed, {v}; this is {v} btw; Put me down as {v}. # what's the name I gave you?; under what name did you put me down?; how do you address me?; who am I, according to you?; what should be on my name tag?; can you say my name?; what am I known as?; my own name?; which name goes with me? # Your name is {v}.
 surname n # My [surname|last name|family name] is {v}.; It's [Mr|Ms|Mrs] {v}, if we're being formal.; We {v}s are a loud lot, it's my family name.; Last name {v}, if you need it.; The bell at my door says {v}, my surname. # my last name?; what's my surname?; what's my family called?; which family name is mine?; how do I sign, last name only? # Your surname is {v}.
@@ -1011,7 +1013,7 @@ parcel d # My parcel comes on {v}.; They deliver my parcel {v}.; The courier's d
 visit d # My in-laws are coming on {v}.; The in-laws visit on {v}. # when do my in-laws come?; which day do the in-laws visit? # It is on {v}.
 pin h # My PIN is {v}.; The card's PIN: {v}; I set {v} as PIN. # what's my PIN?; which digits for the card?; PIN? # Your PIN is {v}.
 """
-# of relatives: {r} is the relative
+# facts about relatives: {r} is the relative
 _KIN = "sister,brother,mum,dad,mother,father,aunt,uncle,cousin,son,daughter,niece,nephew,grandmother,grandfather,granny,grandad,stepdad,stepmum,godmother,godson,twin,mother-in-law,brother-in-law,grandson,granddaughter,half-sister,fiancé,ex,colleague,tutor,pen pal,husband,wife,partner,girlfriend,boyfriend,classmate,teammate,goddaughter,little brother,big sister,carer,babysitter,old teacher".split(",")  # fmt: skip
 _KIN_FACTS = """\
 n # My {r} is {v}[, lovely person|].; I've got a {r}, {v}.; There's my {r}, {v}.; {v} is my {r}.; My {r}'s called {v}.; You should meet {v}, my {r}.; My {r} ({v}) is [staying|visiting|calling].; The name of my {r} is {v}.; I'm having lunch with my {r} {v}. # who's my {r}?; what's my {r} called?; my {r}'s name?; which name does my {r} have?; name of my {r}?; what do I call my {r}?; the {r} I have, what's the name? # Your {r} is {v}.
@@ -1035,7 +1037,7 @@ _TAIL = " Don't forget.| Remember that.| Keep that in mind.| Got it?| Jot it dow
 _ASK = "Quick check: |Tell me, |Say, |Now tell me: |Remind me: |Er, |Test: |Memory test! |Oh dear, |Help me out, |I forgot, |Be a dear, |Going back a bit, |Right, |And |So |Out of interest, |Hang on, |I can't think, |Let's see if you paid attention: |Just now I told you something. |Hm, |Question: |Okay now: |You know what I told you, |From the top, ".split("|")  # fmt: skip
 _GOT = "Got it.|Noted.|OK.|Okay, thanks.|I see.|Right.|Noted, thank you.|Good to know.|Alright.|Sure.|Understood.|Fine.|Thanks for telling me.|I have it.|Very well.|Oh, nice.|Good.|Mm-hm.|I'll keep that.|Okay!".split("|")  # fmt: skip
 _OWN_WORDS = "I see|uh huh|good|sweet|no worries|lovely|right then|good stuff|okey doke|mhm ok|yup|sounds good|noted|very good|brill|grand|super|that works|understood|fair enough|all good|oh good|fine fine|perfect|okay great|roger|gotcha|aye|great stuff|indeed".split("|")  # fmt: skip
-# an answer, and what is said that it answers; {n} a name, {p} a place, {v} a thing
+# key of an answer # what the user says; {n} a name, {p} a place, {v} a thing
 _SAID = """\
 HELLO # [Hullo|Hi hi|Hey hey hey|Hiyaa|Hey ho|Hello hello|Helloooo|hii|heyy|Ello]; Good [morning|afternoon|evening][ to you| folks| team| everyone|]; [Top of the morning|G'day|Howdy][ partner| friend| to you|]; [Hi|Hello|Hey], [glad I found this|my first try here|I have never used this]; [Well hello|Oh hello|Why hello][ there| again|]; Greetings [and salutations|from {p}|earthling|to the machine|my friend|from us all|, computer|, robot]; [Bonjour|Hola|Ciao bella|Guten Tag|Namaste|Aloha|Moin|Servus]; hello from [sunny|rainy|cold|lovely] {p}; [Hey|Hi] [bot|AI|assistant|pal|buddy|chum|love|computer|machine|you]; [morning|afternoon|evening] all; a very good [morning|day|evening] to you; [Hi|Hello] there, [little one|my friend|stranger|assistant]; [Dear assistant|Dear bot], hello; just popping in to say hi; [hey|hi] :); [Hello|Hi] [world|robot friend|over there]; [Peace|Cheerio hello|Be greeted|I salute you|I bid you good day]; [Good that you are here|Long time no see|There you are|We meet again]; *waves*; knock knock, hello; [Sup|Whazzup|Wotcha|Ay up|Oi oi|Yo yo]
 HELLO # [I'm|I am|Im] back[ again| now| from lunch| online|]; [Back|Here I am|Here again] [again|once more|after a break|from the shop]; [It's|It is] me again[, hi|]; [Returned|I have returned|I just got back|I came back]; did you miss me? I'm back; hello again, had to step out; ok I'm here again; sorry for the wait, I'm here now; back at my desk
@@ -1100,14 +1102,14 @@ _HOUSE = (
 
 
 class _Reading(NamedTuple):
-    """A passage: its first part and others in any order; questions by field."""
+    """A passage. parts: its first part, and others that may change places. asked: field -> questions for it."""
 
     parts: tuple[str, ...]
     asked: dict[str, tuple[str, ...]]
 
 
 class _Fact(NamedTuple):
-    """What is told of a topic with a value, asked for and answered."""
+    """A fact of the user. told: statements; asked: questions; answer: the template of the answer."""
 
     topic: str
     maker: str
@@ -1143,7 +1145,7 @@ FACTS, KIN_FACTS = _facts(_FACTS), _facts(_KIN_FACTS)
 DUTIES, ROLES = _split(_DUTIES), _split(_ROLES)
 SAID = tuple((row[0], tuple(row[1].split("; "))) for row in _split(_SAID))
 INTROS = tuple(_INTROS.split(";"))
-# topics of which one is not asked for, as unknown, if another was told
+# groups of similar topics: if one was told, no question about another is asked as unknown
 _NEAR = tuple(
     frozenset(line.split())
     for line in """name surname nickname
@@ -1186,7 +1188,7 @@ _PARTNERS = frozenset("husband wife partner girlfriend boyfriend fiancé ex".spl
 
 
 def _typed(d: Draw, text: str) -> str:
-    """As it is typed by someone: without a capital, a sign or an apostrophe, or in another mood."""
+    """The text as if typed in haste: at random without a capital, end punctuation or apostrophes, or all in capitals."""
     if d.chance(0.2) and text[0] != "{":
         text = text[0].lower() + text[1:]
     elif d.chance(0.55):
@@ -1201,7 +1203,7 @@ def _typed(d: Draw, text: str) -> str:
 
 
 def _put(text: str, fields: Mapping[str, str]) -> str:
-    """A template with its fields filled in, after `an` where a vowel follows."""
+    """A template with its fields filled in. `a` before a field becomes `an` if its value begins with a vowel."""
 
     def article(found: re.Match[str]) -> str:
         return f"{found[1]}n {{{found[2]}}}" if fields[found[2]][:1] in tuple("aeiou") else found[0]
@@ -1210,7 +1212,7 @@ def _put(text: str, fields: Mapping[str, str]) -> str:
 
 
 def _filled(d: Draw, makers: Makers, texts: list[str]) -> dict[str, str]:
-    """Values of the fields of texts, no two alike."""
+    """Field -> value for all fields of the texts, no two values alike."""
     fields: dict[str, str] = {}
     for field in dict.fromkeys(field for text in texts for field in _FIELD.findall(text)):
         make = makers[field.rstrip("0123456789")]
@@ -1222,7 +1224,7 @@ def _filled(d: Draw, makers: Makers, texts: list[str]) -> dict[str, str]:
 
 
 def _passage(d: Draw, makers: Makers) -> tuple[str, Asked, list[str]]:
-    """A text, what it is asked with the answers, and questions that it does not answer."""
+    """(A text, [(question, answer)], questions that the text does not answer)."""
     reading = d.pick(READINGS)
     head, *rest = (d.vary(part) for part in reading.parts)
     if d.chance(0.5):
@@ -1243,7 +1245,7 @@ def _passage(d: Draw, makers: Makers) -> tuple[str, Asked, list[str]]:
 
 
 def _apart(d: Draw, rows: tuple[tuple[str, ...], ...], n: int) -> list[tuple[str, ...]]:
-    """Rows that share no longer word."""
+    """At most n rows that share no word of five letters or more."""
     chosen: list[tuple[str, ...]] = []
     used: set[str] = set()
     for row in d.some(rows, 4 * n):
@@ -1255,7 +1257,7 @@ def _apart(d: Draw, rows: tuple[tuple[str, ...], ...], n: int) -> list[tuple[str
 
 
 def _people(d: Draw, makers: Makers) -> tuple[str, Asked, list[str]]:
-    """A text of who does what or who is what, perhaps with opening times, prices and the like."""
+    """As `_passage`, with a text about who does or is what, perhaps with opening times, prices and the like."""
     n = d.pick((2, 2, 3, 3, 4, 5))
     is_duty = d.chance(0.55)
     rows = _apart(d, DUTIES if is_duty else ROLES, n)
@@ -1293,7 +1295,7 @@ def _people(d: Draw, makers: Makers) -> tuple[str, Asked, list[str]]:
 
 
 def reading(d: Draw, makers: Makers, system: list[Message], no_idea: str) -> list[Message]:
-    """A passage and questions about it, each answered by a span of it."""
+    """A passage and questions, each answered by a span of it or, if the passage lacks the answer, by `no_idea`."""
     text, asked, untold = (_passage if d.chance(0.6) else _people)(d, makers)
     messages = [*system]
     for i in range(d.pick((1, 1, 2, 3, 4))):
@@ -1312,7 +1314,7 @@ def reading(d: Draw, makers: Makers, system: list[Message], no_idea: str) -> lis
 
 
 def _own(d: Draw, makers: Makers, n: int) -> list[tuple[_Fact, str, str]]:
-    """Facts of the user and of relatives: fact, relative, value."""
+    """n facts about the user and relatives, as (fact, relative, value)."""
     chosen: list[tuple[_Fact, str, str]] = []
     topics: set[str] = set()
     kin: list[str] = []
@@ -1359,13 +1361,13 @@ def _question(d: Draw, fact: _Fact, r: str) -> str:
 def recall(
     d: Draw, makers: Makers, system: list[Message], no_idea: str, noted: str, chat: Callable[[list[Message]], None]
 ) -> list[Message]:
-    """Facts told in one message or in many turns, some told again with another value, and questions about them."""
+    """Facts told in one message or in many turns, one perhaps told again with a new value, and questions about them."""
     facts = _own(d, makers, d.pick((1, 2, 2, 3, 3, 4, 5, 6)))
     messages: list[Message] = [*system]
     told = [_told(d, fact, r, v) for fact, r, v in facts]
     i = 0
     known = {r + fact.topic: (fact, r, v) for fact, r, v in facts}
-    if d.chance(0.15):  # one is told again
+    if d.chance(0.15):  # a fact is told again with a new value
         at = d.rng.randrange(len(facts))
         fact, r, _ = facts[at]
         new = makers[fact.maker](d)
@@ -1434,7 +1436,7 @@ def recall(
 
 
 def said(d: Draw, makers: Makers, hello: str, no_idea: str, cannot: str, *, is_told: bool) -> tuple[str, str]:
-    """A short turn and its answer. is_told: the user may have told something, which is not asked for."""
+    """(A short turn of the user, its answer). is_told: the user may have told facts, so ask for none."""
     answers = {**_ANSWERS, "HELLO": hello, "NOIDEA": no_idea, "MINE": no_idea, "CANNOT": cannot}
     kind, ways = d.pick(SAID)
     is_common = d.chance(0.4)
@@ -1462,5 +1464,5 @@ def house(d: Draw, makers: Makers) -> str:
 
 
 def wording() -> str:
-    """The words around the values."""
+    """All words around the values."""
     return f"{_READINGS} {_DUTIES} {_ROLES} {_EXTRAS} {_INTROS} {_ROLE_TOLD} {_ROLE_ASKED} {_LAYOUTS} {_FACTS} {_KIN} {_KIN_FACTS} {_CHANGED} {_LEAD} {_TAIL} {_ASK} {_OWN_WORDS} {_SAID} {_ANSWERS} {_HOUSE}"

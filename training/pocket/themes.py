@@ -1,4 +1,4 @@
-"""Themes of everyday life: words that belong together, short sentences of each theme and names for it."""
+"""Themes of everyday life, each with names, words that belong to it and short sentences about it."""
 
 # Sentences and word lists are long lines, and data.
 # ruff: noqa: E501
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pocket.words import Draw
 
-# names of a theme: (nouns, verbs, adjectives, then sentences with {a} {b} nouns, {v} {w} verbs, {j} {h} adjectives, {n} a name)
+# names of a theme -> nouns, verbs, adjectives, sentences with {a} {b} nouns, {v} {w} verbs, {j} {h} adjectives, {n} name
 _TEXTS: dict[str, tuple[str, ...]] = {
     # food and drink
     "bakery|baked goods|bread counter|baker's|pastries and rolls": ("loaf croissant bagel baguette muffin doughnut crust dough yeast brioche rye rolling-pin pretzel tart eclair sourdough crumb oven-tray flour-sack bun pastry scone focaccia icing", "knead proof glaze slice dust roll twist bake", "crusty flaky doughy wholemeal golden fresh-baked sticky chewy",
@@ -363,7 +363,7 @@ _TEXTS: dict[str, tuple[str, ...]] = {
     "fairy tales|myths & legends|folklore|once upon a time|fantasy|sagas": ("dragon princess-in-a-tower wizard unicorn dwarf magic-mirror troll enchanted-forest stepmother glass-slipper fairy giant three-wishes spell goblin mermaid hydra elf-king sword-in-the-stone zeus phoenix ogre", "enchant slay bewitch vanish", "enchanted mythical magic wicked immortal heroic",
         "Once upon a time there was a {a}", "And they lived happily ever after", "He turned the {a} into a frog", "Who is the fairest of them all?", "The hero cut off the head of the {a}", "She slept for a hundred years", "Gods on Olympus quarrel over the {a}", "{n} the Brave rode out to find the {a}"),
 }
-# groups of classes that are told apart by what is said, not by single words: names of a class: its sentences
+# groups of classes that are told apart by meaning, not by single words: names of a class -> its sentences
 _GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "billing|bills|finance desk|money matters|accounts receivable|charges": ("[Why|How come] was I [debited|billed] twice [in May|this month|for one chair]?", "The [total|sum|VAT|amount] on [page two|my bill|the statement] [is off by ten|makes no sense|looks too high]", "[Direct debit|My card|The standing order] [bounced|was refused|got taken early] again", "[Please|Kindly] send a [copy of the bill|proof of payment|credit note] [to my tax man|for {n}|]", "I already paid [this|that one] [on the 3rd|in cash|by cheque], yet you [remind me|want it again]", "[May|Can] I pay in [instalments|euros|three parts]?", "[Who do I owe|What is still owing on] [this reminder|the account|number 55]?", "You [owe|promised] me [forty back|my deposit|a rebate]", "[Late fee|Dunning letter|Final reminder] though [I settled it|nothing is due]", "[Bank details|IBAN] for the [transfer|payment], please", "wrong [VAT number|address|amount] on the [bill|receipt]"),
@@ -402,7 +402,7 @@ _GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
         "farewell|goodbye|parting words|signing off|so long": ("[Bye|Farewell|So long|Cheerio], [{n}|take care|all]", "[Till|See you] [tomorrow|next spring|on Monday]", "[Safe journey|All the best|Sleep well], {n}", "[I must|We must] [be off|dash|say good night]", "[Keep in touch|Write soon], and [come back one day|mind the {a}]"),
     },
 )
-# sentences in which one word tells the theme
+# sentences in which a single word shows the theme
 _FRAMES = (
     "[Has anyone|Have you] [mentioned|seen|found] the {a}?", "[All|Half|Most] of it was about the {a}", "[{n}|My cousin|The new guy|Somebody] keeps going on about [a|the] {a}", "[Not|Never] another {a}, [please|thanks|I beg you]",
     "[Yesterday|At last|For once|Only now] there was a {a} [for everyone|in it|to look at]", "[Note to self|Reminder|To do]: {v} the {a}", "[Between us|Frankly|To be fair], the {a} was {j}", "[The|That] {a} again, and this time it's {j}",
@@ -421,7 +421,7 @@ class Theme(NamedTuple):
     verbs: tuple[str, ...]
     adjectives: tuple[str, ...]
     texts: tuple[str, ...]
-    stems: frozenset[str]  # of its words, without endings: another theme's text that has one may be of this theme
+    stems: frozenset[str]  # its words without endings, which texts of other themes avoid
 
 
 def _stems(text: str) -> set[str]:
@@ -450,7 +450,7 @@ _NEAR = {
 
 
 class _Writer:
-    """Makes texts of a theme, of which none has a word of the other themes; its own sentences come once each."""
+    """Makes texts of a theme without words of the other themes. Uses each of the theme's own sentences at most once."""
 
     def __init__(self, d: Draw, theme: Theme, others: set[str], name: Callable[[Draw], str]) -> None:
         self.d, self.theme, self.others, self.name = d, theme, others, name
@@ -483,7 +483,7 @@ _THINGS = tuple(dict.fromkeys(noun for theme in THEMES for noun in theme.nouns i
 
 
 class _Speaker:
-    """Makes texts of a class of a group, each another."""
+    """Makes texts of a class of a group, without repetition if possible."""
 
     def __init__(self, d: Draw, ways: tuple[str, ...], name: Callable[[Draw], str]) -> None:
         self.d, self.ways, self.name = d, ways, name
@@ -503,7 +503,7 @@ class _Speaker:
 
 
 def theme_makers(d: Draw, n: int, name: Callable[[Draw], str]) -> tuple[list[list[str]], list[Callable[[], str]]]:
-    """Labels that fit each of n themes, and what makes a text of each theme."""
+    """(Possible labels of each of at most n themes, a function that makes a text of each theme)."""
     if d.chance(0.25):
         group = d.pick(_GROUPS)
         keys = d.some(tuple(group), min(n, len(group)))

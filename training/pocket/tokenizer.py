@@ -1,11 +1,11 @@
 """The pocket model's tokenizer: byte-level BPE with 4,096 entries, designed so that copying is easy.
 
-A name in a sentence must be copied into a JSON string or to the start of an answer, where no space is before it. A word
-must have the same ids in both places; else the model would have to learn for each word how it is spelled without its
-space, and could not do so for unseen words. So the space is a token of its own, except before function words
-(`COMMON`), before capitals, and before words that begin sentences (`WHOLE`), which are not copied. The capital of a
-name is a token of its own, and the rest of the name has the same ids everywhere; the `s` of a plural is split off;
-digits and the letters of codes are single tokens.
+A name from a sentence is copied into a JSON string or to the start of an answer, where no space precedes it. It must
+have the same ids in both places; else the model would have to learn for each word how it is spelled without its space,
+and could not do so for unseen words. So the space is a token of its own, except before function words (`COMMON`),
+before capitals, and before words that begin sentences (`WHOLE`), which are not copied. The capital of a name is a token
+of its own, and the rest of the name has the same ids everywhere. The `s` of a plural is split off. Digits and the
+letters of codes are single tokens.
 """
 
 import itertools

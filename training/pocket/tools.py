@@ -15,7 +15,7 @@ _BINARY: dict[type, Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-# To a base unit of the same kind: metre, kilogram, litre, second. Temperature is not a factor.
+# Unit -> (base unit of the same kind, factor). Temperatures have no factor; see `convert`.
 _FACTORS = {
     "km": ("m", 1000.0), "m": ("m", 1.0), "cm": ("m", 0.01), "miles": ("m", 1609.344), "feet": ("m", 0.3048),
     "inches": ("m", 0.0254), "yards": ("m", 0.9144), "kg": ("kg", 1.0), "grams": ("kg", 0.001),
@@ -57,7 +57,7 @@ def number(value: float) -> str:
 
 
 def calculator(expression: str) -> str:
-    """The value of an expression of numbers, + - * / and brackets; `error: ...` for anything else."""
+    """The value of an expression with numbers, + - * / and brackets; `error: ...` for anything else."""
 
     def value(node: ast.expr) -> float:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
@@ -87,7 +87,7 @@ def convert(value: float | str, from_unit: str, to_unit: str) -> str:
 
 
 def add_days(date: str, days: int) -> str:
-    """The ISO date `days` after `date`; before it if negative."""
+    """The ISO date `days` days after `date`; a negative number gives an earlier date."""
     return (datetime.date.fromisoformat(date) + datetime.timedelta(days=int(days))).isoformat()
 
 

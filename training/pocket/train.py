@@ -2,10 +2,9 @@
 
 Matrices inside the layers are trained with Muon, the other parameters with AdamW. The learning rate warms up, is
 constant, and decays linearly to zero over the last part of the run. On a CPU each core is a rank with one thread and
-its own text and optimisers; every `MEAN_EVERY` steps the ranks take the mean of their weights (local SGD), so that none
-waits long for one whose core has other work. On a GPU there is one rank with large batches, whose text the other cores
-write. Work files are in `work/`; a run that was stopped resumes exactly from its checkpoint, with the same number of
-ranks.
+its own text and optimisers. Every `MEAN_EVERY` steps the ranks average their weights (local SGD), so that no rank waits
+long for another whose core is busy. On a GPU there is one rank with large batches, and the other cores make their text.
+Work files are in `work/`; a run that was stopped resumes exactly from its checkpoint, with the same number of ranks.
 """
 
 import argparse
@@ -42,7 +41,7 @@ WORK = Path(__file__).parent / "work"
 LOG_EVERY, SAVE_EVERY, JUDGE_EVERY = 50, 500, 2000  # steps
 MEAN_EVERY = 10  # steps; divides SAVE_EVERY
 ON_GPU = {"batch_tokens": 65_536, "muon_rate": 0.02, "adam_rate": 0.004, "n_feeders": (os.cpu_count() or 1) - 1}
-"""What a recipe has otherwise on a GPU, which trains on more tokens at a time."""
+"""Fields of a recipe that differ on a GPU, which trains on more tokens at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Recipe:
     n_warmup: int = 150
     n_batches: int = 1
     batch_tokens: int = feed.BATCH_TOKENS
-    n_feeders: int = 0  # processes that write text, beside the training's own
+    n_feeders: int = 0  # processes that make batches ahead of the training process
     muon_rate: float = 0.01
     adam_rate: float = 0.003
     weight_decay: float = 0.02
@@ -65,7 +64,7 @@ class Recipe:
     seed: int = SEED
 
     def rate(self, step: int, done: float) -> float:
-        """The factor on the learning rates at a step, when this part of the run is done."""
+        """The factor on the learning rates at a step. done: the fraction of the run that is done."""
         return min(1.0, (step + 1) / self.n_warmup, max(0.0, (1 - done) / self.decay))
 
 
@@ -103,7 +102,7 @@ class Run:
     ) -> None:
         self.recipe, self.tok, self.ranks = recipe, tok, ranks
         self.checkpoint = checkpoint.with_suffix(f".{ranks.rank}.ckpt")
-        self.must_stop = self.is_stopped = False  # requested on this rank; agreed on by all ranks
+        self.must_stop = self.is_stopped = False  # requested here; agreed on by all ranks
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.net = Net(recipe.shape, recipe.seed).to(self.device)
         if start:
@@ -151,7 +150,7 @@ class Run:
         half.replace(self.checkpoint)
 
     def _batches(self) -> Generator[tuple[feed.Batch, int, int]]:
-        """Batches from the run's position on, each with the position after it."""
+        """Yields batches from the run's position on, each with the (pool, index) after it."""
         make = partial(
             feed.batches,
             self.tok,
@@ -169,7 +168,7 @@ class Run:
     def steps(self) -> Iterator[Tensor]:
         """Runs the remaining steps; yields the mean loss of each step in nats, over this rank's batches.
 
-        The loss is a tensor on the device: to read it waits for the GPU, which then has nothing to do.
+        The loss is a tensor on the device. Reading it waits for the GPU, which is then idle.
         """
         started = time.monotonic()
         with contextlib.closing(self._batches()) as source:
@@ -187,21 +186,21 @@ class Run:
                 yield total / n
 
     def _done(self, started: float) -> float:
-        """The part of the run that is done."""
+        """The fraction of the run that is done."""
         if self.recipe.seconds:
             return (time.monotonic() - started) / self.recipe.seconds
         return self.step / self.recipe.n_steps
 
     def _loss(self, batch: feed.Batch) -> Tensor:
         """The sum of the cross entropy at the chosen positions."""
-        places = F.pad(batch.chosen, (0, 1)).flatten().nonzero()[:, 0]  # here, as its size is not known on a GPU
+        places = F.pad(batch.chosen, (0, 1)).flatten().nonzero()[:, 0]  # on the CPU: the result's size is data
         ids, places, targets = map(self._move, (batch.ids, places, batch.ids.flatten()[places + 1]))
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             hidden = self.net(ids).flatten(0, 1).index_select(0, places)
             return self._nll(hidden, self.net.model.embed_tokens.weight, targets)
 
     def _move(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device; a GPU reads it when it comes to it."""
+        """The tensor on the device. The copy to a GPU is asynchronous."""
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     @staticmethod
@@ -209,8 +208,8 @@ class Run:
         return F.cross_entropy(F.linear(hidden, embedding).float(), targets, reduction="sum")
 
     def _update(self, n: int, factor: float) -> None:
-        """One optimiser step, of the learning rates times the factor. Every `MEAN_EVERY` steps the ranks take the mean
-        of their weights, and stop if one must."""
+        """Does one optimiser step. n: number of targets in the gradients; factor: on the learning rates. Every
+        `MEAN_EVERY` steps the ranks average their weights, and all stop if one of them must."""
         parameters = list(self.net.parameters())
         torch._foreach_div_([p.grad for p in parameters if p.grad is not None], n)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -248,8 +247,8 @@ def export(net: Net, tok: Tokenizer, folder: Path) -> None:
 
 
 def load(folder: Path, shape: Shape) -> Net:
-    """Loads an exported folder in float32. If the shape has more layers, the new ones are put between those stored;
-    they and a wider feed-forward add nothing at first, so the net computes the same."""
+    """Loads an exported folder in float32. If the shape has more layers, new layers are put between the stored ones.
+    New layers and a wider feed-forward add nothing at first, so the net computes the same."""
     net, stored = Net(shape, 0), load_file(folder / "model.safetensors")
     n_stored = 1 + max(int(name.split(".")[2]) for name in stored if name.startswith("model.layers."))
     if n_stored < shape.n_layers:
@@ -263,7 +262,7 @@ def load(folder: Path, shape: Shape) -> Net:
 
 
 def _spread(name: str, n_stored: int, n_layers: int) -> str:
-    """The name of a stored tensor in a net of more layers: the first and the last layer stay the first and the last."""
+    """The name of a stored tensor in a net with more layers. The first and the last layer stay first and last."""
     parts = name.split(".")
     if parts[1] == "layers" and n_stored > 1:
         parts[2] = str(int(parts[2]) * (n_layers - 1) // (n_stored - 1))
@@ -272,8 +271,8 @@ def _spread(name: str, n_stored: int, n_layers: int) -> str:
 
 @torch.no_grad()
 def exact_targets(net: Net, tok: Tokenizer, family: str, n: int = 48, seed: int = 7) -> float:
-    """The share of a family's held-out target spans of which the net predicts every token, given the true text before
-    it."""
+    """The share of a family's held-out target spans in which the net predicts every token right, given the true text
+    before it."""
     rows = feed.encode(tok, samples(family, n, seed), net.shape.max_length)
     right = total = 0
     for row in rows:
@@ -298,7 +297,7 @@ def train(
     ranks: Ranks = ALONE,
     start: Path | None = None,
 ) -> Net:
-    """Trains one model, or resumes it, with regular logs, checkpoints and held-out scores.
+    """Trains one model, or resumes its training, with regular logs, checkpoints and held-out scores.
 
     Without a checkpoint it starts with the weights of the folder `start`, or with random ones.
     """

@@ -227,7 +227,7 @@ THINGS = ("city", "person", "product", "room", "ticket", "country", "user", "tea
 
 
 class Entries:
-    """A made-up tool's function: one argument, an entry for each value it was asked for."""
+    """The function of a made-up tool with one argument. values: argument -> result."""
 
     def __init__(self, argument: str) -> None:
         self.argument = argument
@@ -240,7 +240,7 @@ class Entries:
 
 
 class Talk:
-    """A conversation with tools as it grows."""
+    """A conversation with tools, to which turns are appended."""
 
     def __init__(self, draw: Draw, system: str, tools: list[Tool], functions: dict[str, Function]) -> None:
         self.draw, self.tools, self.functions = draw, tools, functions
@@ -258,7 +258,7 @@ class Talk:
         return result
 
     def answer(self, text: str, value: str) -> None:
-        """Ends the question: `value` is what a right answer contains."""
+        """Append the answer to the question. value: text that a right answer must contain."""
         self.messages.append({"role": "assistant", "content": text})
         self.answers.append(value)
 
@@ -330,7 +330,7 @@ def date_span(talk: Talk) -> None:
 
 
 def table_question(talk: Talk, tables: dict[str, dict[str, str]]) -> None:
-    """A question about the tables: one look-up, or look-ups and a calculation."""
+    """Append a question about the tables, which needs one look-up, or several and a calculation."""
     d = talk.draw
     kind = d.rng.random()
     if kind < 0.4 or "prices" not in tables:
@@ -356,7 +356,7 @@ def table_question(talk: Talk, tables: dict[str, dict[str, str]]) -> None:
 
 
 def chained(talk: Talk) -> None:
-    """A calculation whose result is converted or used in another calculation."""
+    """Append a question with a calculation whose result is converted or used in another calculation."""
     d = talk.draw
     kind = d.rng.random()
     if kind < 0.5:
@@ -395,7 +395,7 @@ def _generic_tools(d: Draw, n: int) -> dict[str, tuple[Tool, str, str]]:
         thing = d.pick(THINGS)
         name = d.pick(("get_{a}", "{a}_of", "find_{a}", "{a}", "{a}_finder", "{t}_{a}")).format(a=aspect, t=thing)
         argument = d.pick((thing, thing, "name", "id", "query"))
-        if not d.held and d.chance(0.4):  # any word: the model must read it from the tool's description
+        if not d.held and d.chance(0.4):  # any word: the model must copy it from the list of tools
             argument = d.word() if d.chance(0.6) else d.listed(ASPECTS)
         words = d.pick(
             ("Get the {a} of a {t}.", "Find the {a} of a {t}.", "The {a} of a {t}.", "Returns the {a} of the {t}.")
@@ -419,7 +419,7 @@ def _generic_question(talk: Talk, made: dict[str, tuple[Tool, str, str]]) -> Non
 
 
 def _tables(d: Draw) -> dict[str, dict[str, str]]:
-    """Tables: prices and stock, and tables with arbitrary names."""
+    """Random tables: prices, stock, and tables with arbitrary names."""
     tables: dict[str, dict[str, str]] = {}
     if d.chance(0.75):
         goods = d.distinct("item", d.rng.randrange(3, 6))
@@ -437,7 +437,7 @@ def _tables(d: Draw) -> dict[str, dict[str, str]]:
 
 
 def world_text(tables: dict[str, dict[str, str]]) -> str:
-    """How a prompt lists the tables of `lookup`."""
+    """The line of a prompt that lists the tables of `lookup`."""
     return "Tables: " + "; ".join(f"{name} ({', '.join(keys)})" for name, keys in tables.items()) + "."
 
 

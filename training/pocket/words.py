@@ -129,7 +129,7 @@ KEPT = frozenset(
 )
 _ONSETS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl pr sh sl st th tr ch qu".split()
 _VOWELS = "a e i o u a e i o ai ea ou".split()
-_CODAS = ["", "", "", "l", "n", "r", "t", "m", "k", "nd", "th", "sk", "x"]  # none that ends like a plural
+_CODAS = ["", "", "", "l", "n", "r", "t", "m", "k", "nd", "th", "sk", "x"]  # no ending looks like a plural
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -143,13 +143,13 @@ def split(words: tuple[str, ...], held: bool) -> tuple[str, ...]:
 
 @functools.cache
 def _numbers(low: int, high: int, held: bool) -> tuple[int, ...]:
-    """The numbers of [low, high] in this half; all of them if there is none."""
+    """The numbers of [low, high] in this half of the split; all numbers of the range if this half has none."""
     inside = [n for n in range(low, high + 1) if n < 10 or is_held(str(n)) == held]
     return tuple(inside) or tuple(range(low, high + 1))
 
 
 class Draw:
-    """A seeded source of the pieces of a sample, for training or held out."""
+    """A seeded source of the pieces of a sample, from the training half or the held-out half."""
 
     def __init__(self, seed: int | str, *, held: bool = False) -> None:
         self.rng = random.Random(f"{seed}-{held}")
@@ -207,11 +207,11 @@ class Draw:
         return self.pick(ASIDES).format(q=question)
 
     def listed(self, words: tuple[str, ...]) -> str:
-        """A word of a list, of this half."""
+        """A word of the list, from this half."""
         return self.pick(split(words, self.held))
 
     def mixed(self, words: tuple[str, ...]) -> str:
-        """A word of a list or, as often, a made-up one: values must be copied, not guessed."""
+        """A word of the list or, as often, a made-up one, so that values must be copied and cannot be guessed."""
         return self.listed(words) if self.chance(0.5) else self.word()
 
     def word(self) -> str:
