@@ -213,8 +213,7 @@ def lines(d: Draw) -> Sample:
 
 
 def topics(d: Draw) -> Sample:
-    """Lines with words of one topic each. From these, the model learns faster than from labels which words go together.
-    """
+    """Lines with words of one topic each: they teach faster than labels which words go together."""
     rows = [
         d.some(TOPICS[topic].split(), d.rng.randrange(4, 9)) for topic in d.some(tuple(TOPICS), d.rng.randrange(2, 6))
     ]

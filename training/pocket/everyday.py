@@ -160,7 +160,7 @@ def any_value(d: Draw) -> str:
 
 
 def casual(d: Draw, text: str) -> str:
-    """A template as if typed in haste: at random without a capital, end punctuation or apostrophes, or with a filler."""
+    """A template as if typed in haste: at random without a capital, end punctuation or apostrophes, or with filler."""
     if d.chance(0.25) and text[0] != "{":
         text = text[0].lower() + text[1:]
     if d.chance(0.2):
@@ -607,7 +607,7 @@ SORTS: dict[Maker, tuple[str, ...]] = {maker: tuple(words.split()) for makers, w
 
 
 def _sorted_names(d: Draw, makers: dict[str, Maker]) -> dict[str, str]:
-    """Field -> new name. Only a field that is alone of its sort may get a new name: a name of that sort identifies it."""
+    """Field -> new name. Only a field that is alone of its sort may get one: a name of that sort identifies it."""
     sorts = {name: SORTS[make] for name, make in makers.items() if make in SORTS}
     alone = [name for name, words in sorts.items() if list(sorts.values()).count(words) == 1]
     new: dict[str, str] = {}

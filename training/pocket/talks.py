@@ -1,10 +1,10 @@
 """Passages, facts of the user and turns of small talk, and functions that make samples of them with the values of
 `everyday`.
 
-A field is a letter for the kind of its value and maybe a number: {n} a first name, {f} a full name, {p} a place, {t} time,
-{d} a day, {e} a date, {k} a price, {i} {h} numbers, {s} a street, {c} a code, {o} a colour, {g} a food, {b} a drink, {j} a job,
-{w} a firm, {l} a title, {y} a year, {x} a telephone number, {m} an address, {v} a thing, {a} a pet's name, {z} a plate,
-{u} a hobby, {q} a language, {r} what one is allergic to.
+A field is a letter for the kind of its value and perhaps a number: {n} a first name, {f} a full name, {p} a place,
+{t} a time, {d} a day, {e} a date, {k} a price, {i} {h} numbers, {s} a street, {c} a code, {o} a colour, {g} a food,
+{b} a drink, {j} a job, {w} a firm, {l} a title, {y} a year, {x} a telephone number, {m} an address, {v} a thing,
+{a} a pet's name, {z} a plate, {u} a hobby, {q} a language, {r} what one is allergic to.
 """
 
 # Phrases are long lines.
@@ -1188,7 +1188,7 @@ _PARTNERS = frozenset("husband wife partner girlfriend boyfriend fiancé ex".spl
 
 
 def _typed(d: Draw, text: str) -> str:
-    """The text as if typed in haste: at random without a capital, end punctuation or apostrophes, or all in capitals."""
+    """The text as if typed in haste: at random without a capital, end punctuation or apostrophes, or in capitals."""
     if d.chance(0.2) and text[0] != "{":
         text = text[0].lower() + text[1:]
     elif d.chance(0.55):

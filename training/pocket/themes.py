@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from pocket.words import Draw
 
-# names of a theme -> nouns, verbs, adjectives, sentences with {a} {b} nouns, {v} {w} verbs, {j} {h} adjectives, {n} name
+# names of a theme -> nouns, verbs, adjectives, and sentences with
+# {a} {b} nouns, {v} {w} verbs, {j} {h} adjectives and {n} a name
 _TEXTS: dict[str, tuple[str, ...]] = {
     # food and drink
     "bakery|baked goods|bread counter|baker's|pastries and rolls": ("loaf croissant bagel baguette muffin doughnut crust dough yeast brioche rye rolling-pin pretzel tart eclair sourdough crumb oven-tray flour-sack bun pastry scone focaccia icing", "knead proof glaze slice dust roll twist bake", "crusty flaky doughy wholemeal golden fresh-baked sticky chewy",
