@@ -42,7 +42,7 @@ def logits_after(ids: Sequence[int]) -> np.ndarray:
 
 
 def _logits(texts: Sequence[bytes]) -> np.ndarray:
-    """float32 [texts, VOCAB]: the logits after each text, of int32 ids."""
+    """float32 [texts, VOCAB]: the logits after each text, which is the bytes of int32 ids."""
     hashes = np.array([zlib.crc32(text) for text in texts], np.uint64)[:, None]
     x = _TOKENS ^ hashes
     x = (x ^ (x >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -29,7 +29,7 @@ POISON = 1 << 40
 
 
 class Event(NamedTuple):
-    """what: "launch", "draw" (sampling queued) or "read" (the host waits). step: counted from 0."""
+    """An entry of the log. what: "launch", "draw" (sampling is queued) or "read" (the host waits). step: from 0."""
 
     what: str
     step: int
@@ -112,7 +112,7 @@ class Device(ModelRunner):
 
 
 class Box:
-    """The link to a server. commands: by the number of steps launched before they arrive."""
+    """Stands in for the link to a server. commands: number of steps launched before they arrive -> commands."""
 
     def __init__(self, e: worker.EngineLoop, commands: dict[int, list[Any]]) -> None:
         self.e, self.commands = e, commands

@@ -1,4 +1,4 @@
-"""Lookahead: the loop launches the next step before it has read the tokens of the step that the device computes.
+"""Lookahead: the loop launches the next step before it reads the tokens of the step that the device is computing.
 
 The device is that of `late.py`, which computes a result only when the loop waits for it.
 """
@@ -68,7 +68,7 @@ def test_prompts_are_admitted_and_chunked_in_lookahead_steps(fake: ModuleType, l
 @pytest.mark.parametrize("is_lazy", [True, False], ids=["lazy", "eager"])
 @pytest.mark.parametrize("page", [1, 4])
 def test_surplus_row_after_a_stop_is_harmless(fake: ModuleType, late: ModuleType, page: int, is_lazy: bool) -> None:
-    """Requests stop at every offset in a page, and later prompts continue from their end within the same page."""
+    """Requests stop at every offset in a page, and later prompts continue from there in the same page."""
     texts = {rid: fake.greedy([rid, 9], 40) for rid in range(8)}
     e = fake.engine(page=page, n_pages=120 // page)
     commands: dict[int, list[Any]] = {0: [fake.run(99, [49], Sampling(temperature=0.0, max_tokens=45))]}
@@ -166,7 +166,7 @@ def test_lookahead_matches_synchronous_loop_with_drafts(fake: ModuleType, late: 
 
 
 def test_step_after_a_draft_is_never_ahead(fake: ModuleType, late: ModuleType) -> None:
-    """The accepted length is unknown, even if the drafter reports that the request can be skipped."""
+    """The accepted length is unknown until then, even if the drafter reports that the request can be skipped."""
 
     def script(request: Any, n: int) -> Sequence[int]:
         return array("i", [*fake.greedy(list(request.ids), 2), 11][: min(n, 3)])
@@ -246,7 +246,7 @@ def test_request_preempted_by_priority_can_resume_in_the_same_step(
 def test_request_preempted_in_its_first_step_leaves_the_usual_wait_finite(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts again in the plan that preempted it, where it needs no page for the token that was in flight."""
+    """It starts again in the plan that preempted it, where it needs no page for the token that is in flight."""
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     e = fake.engine(page=1, n_pages=32, schedule="fcfs")
     e.take(fake.run(0, range(20), order=(0,)))
@@ -388,7 +388,7 @@ def fail_forward(e: Any, at: int) -> None:
 def test_device_failure_fails_only_the_requests_of_its_step(
     fake: ModuleType, late: ModuleType, capsys: pytest.CaptureFixture[str], is_lazy: bool
 ) -> None:
-    """Requests first planned in the following step, and later ones, succeed."""
+    """Requests that are first planned in the next step or later succeed."""
     e = fake.engine(page=4, n_pages=40)
     fail_forward(e, 3)
     runs = {0: [fake.run(0, [1, 2]), fake.run(4, [2, 2])], 3: [fake.run(1, [3])], 12: [fake.run(2, [1, 2])]}

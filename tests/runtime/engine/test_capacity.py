@@ -1,4 +1,4 @@
-"""`bn.size`: its figures are those of the engine that it plans."""
+"""`bn.size`: its figures are those of the engine that is built with the same options."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_figures_are_those_of_an_engine(
 
 
 def _storages(pools: list[Any]) -> list[Any]:
-    """One pool of each allocation."""
+    """One of the pools in each allocation."""
     return list({pool.untyped_storage().data_ptr(): pool for pool in pools}.values())
 
 

@@ -63,12 +63,12 @@ def model(dtype: str) -> Model:
 
 
 class Rows:
-    """The logits after each text, from all engines. n_again: how many were computed more than once."""
+    """The logits after each text, from all engines. n_again: how often logits were computed again."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, bytes] = {}
         self.n_again = 0
-        self.differ: list[int] = []  # lengths of texts whose logits differed
+        self.differ: list[int] = []  # the lengths of texts whose logits differed
 
     def watch(self, e: EngineLoop) -> EngineLoop:
         e.model = RecordingRunner(e, self)
@@ -91,7 +91,7 @@ class RecordingRunner(ModelRunner):
         n_scored = len(batch.targets)
         first: dict[int, int] = {}
         for who, row, own in zip(batch.sampled_for, batch.rows[n_scored:].tolist(), logits[n_scored:], strict=True):
-            begin = first.setdefault(who.rid, row)  # the request's draft follows
+            begin = first.setdefault(who.rid, row)  # the rows of the request's draft follow
             text = self.requests[who.rid].ids.tobytes() + batch.ids[begin + 1 : row + 1].int().numpy().tobytes()
             self.seen.note(text, own.numpy().tobytes())
         return logits
@@ -110,7 +110,8 @@ def engine(dtype: str, rows: Rows, n_pages: int = 0, n_host: int = 0, determinis
 
 
 def generate(e: EngineLoop, inputs: list[Text], known: Outputs | None = None, n_done: int = 0) -> Outputs:
-    """Run all prompts at once, odd lengths sampled, the others greedy; `known[:n_done]` is replayed."""
+    """Run all prompts at once: those of odd length are sampled, the others are greedy. The first n_done tokens of the
+    `known` outputs are replayed."""
     outputs: Outputs = {text: ([], []) for text in inputs}
     by_rid = dict(enumerate(inputs))
     for rid, text in by_rid.items():
@@ -134,7 +135,7 @@ def generate(e: EngineLoop, inputs: list[Text], known: Outputs | None = None, n_
 
 @pytest.fixture(scope="module", params=in_short(["bfloat16"], DTYPES))
 def cold(request: pytest.FixtureRequest, native: None) -> Iterator[tuple[str, Rows, Outputs]]:
-    """The dtype, the rows, and each prompt's output alone in a new engine."""
+    """The dtype, the rows, and the output of each prompt that runs alone in a new engine."""
     dtype, rows = request.param, Rows()
     outputs: Outputs = {}
     for text in prompts(model(dtype).spec.vocab_size):

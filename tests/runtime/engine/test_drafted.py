@@ -43,7 +43,7 @@ def test_forced_tokens_stop_at_max_tokens(fake: ModuleType) -> None:
 
 
 def test_trial_computes_its_token_even_if_it_is_forced(fake: ModuleType) -> None:
-    """Otherwise a request that kills engines would pass its trial, which shows that it does not."""
+    """A trial shows that a request kills no engine; without a computation, one that does would pass."""
     e = fake.engine()
     sampling = Sampling(temperature=0.0, max_tokens=1)
     e.scheduler.take(fake.run(0, range(1, 9), sampling, is_trial=True), guide=fake.Pattern([7, 8, 9, 10]))

@@ -1,4 +1,4 @@
-"""Constraints in the engine: compilation of guides, ends of constrained outputs, and failures."""
+"""Constraints in the engine: the compilation of guides, the ends of constrained outputs, and failures."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_complete_value_finishes_with_stop_and_cut_one_with_length(bench: Bench)
 
 
 def test_eos_is_allowed_only_where_a_value_may_end(bench: Bench) -> None:
-    """The bias would end an unconstrained output at once."""
+    """Without the constraint, the bias would end the output at once."""
     (eos,) = bench.tokenizer.eos_ids
     output = bench.generate(REGEX, logit_bias={eos: 100.0})
     assert (output.n_tokens, output.reason, output.finish.stop_id) == (1, "stop", eos)
@@ -208,7 +208,7 @@ def test_forced_run_ends_at_max_tokens(bench: Bench) -> None:
 
 
 def test_constrained_logprobs_are_unmasked(bench: Bench) -> None:
-    """Forced tokens too: with logprobs every token is drawn."""
+    """Those of forced tokens too: with logprobs, every token is drawn."""
     spec = ConstraintSpec("choices", '["the answer is 42"]')
     output = bench.generate(spec, logprobs=True, top_logprobs=2)
     assert output.text == bench.generate(spec).text == "the answer is 42"
@@ -265,7 +265,7 @@ def test_masked_draws_follow_the_renormalised_distribution(fake: ModuleType) -> 
 
 @pytest.fixture
 def slow_build(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Blocks all compilation until set."""
+    """An event; nothing is compiled until it is set."""
     released, build = threading.Event(), guides.build
     monkeypatch.setattr(guides, "build", lambda *args: released.wait(60) and build(*args))
     return released
@@ -349,7 +349,7 @@ def test_ready_guide_wakes_the_loop(bench: Bench, slow_build: threading.Event) -
 
 
 def test_loop_does_not_sleep_while_a_guide_is_ready(bench: Bench, late: ModuleType) -> None:
-    """The request arrives during the last step of the others. Its constraint is compiled already, so no event comes."""
+    """The request arrives during the last step of another. Its constraint is already compiled, so no event comes."""
     e = bench.engine()
     bench.drive(e, bench.run(100, REGEX, max_tokens=2))
     box = late.play(e, {0: [bench.run(0, None, max_tokens=1)], 1: [bench.run(1, REGEX, max_tokens=2)]})
@@ -455,8 +455,8 @@ def test_replay_of_a_non_matching_output_fails(bench: Bench) -> None:
 def test_lookahead_masks_match_the_synchronous_loop(
     bench: Bench, late: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without forced tokens, a mask is filled once the previous token is known. A finished request has no mask for its
-    surplus row."""
+    """Without forced tokens, a mask is filled as soon as the previous token is known. No mask is filled for the surplus
+    row of a finished request."""
     patterns = ("[0-9]+", "[a-z]{3,9}", "(one|two|three)[!?]", "[0-9a-f]{30}")
     kinds = [ConstraintSpec("regex", pattern) for pattern in patterns]
     runs = [bench.run(rid, kinds[rid % 4], max_tokens=20, temperature=rid % 3 / 2, seed=rid) for rid in range(8)]

@@ -47,7 +47,7 @@ def delay(bench: Any, constraints: list[ConstraintSpec]) -> int:
 
 
 def check(bench: Any, desk: Any, specs: list[ConstraintSpec]) -> int:
-    """Run the specs that the checker accepts; return how many."""
+    """Run the specs that the checker accepts, and return their number."""
     accepted = [verdict for verdict in desk.ask(*specs) if isinstance(verdict, ConstraintSpec)]
     for first in range(0, len(accepted), BATCH):
         batch = accepted[first : first + BATCH]

@@ -36,7 +36,7 @@ SHORT = ("qwen3_vl",)
 
 
 def flatten(file: Path) -> None:
-    """Write a config.json of Qwen2-VL or Qwen2.5-VL as the hub has it: the text's fields are at the top."""
+    """Write a config.json of Qwen2-VL or Qwen2.5-VL as the hub has it: the text model's fields are at the top level."""
     config = json.loads(file.read_text())
     text = config.pop("text_config") | {"model_type": config["model_type"]}
     rope = text.pop("rope_parameters")
@@ -74,7 +74,7 @@ class Model:
         return len(asked)
 
     def run(self, e: EngineLoop, several: list[tuple[str | bytes, ...]]) -> dict[int, Any]:
-        """Run prompts at once, and compare."""
+        """Run prompts at once, and compare their outputs with those of transformers."""
         outputs: dict[int, Any] = {}
         for rid, parts in enumerate(several):
             e.take(self.prompts.run(rid, turn(*parts), GREEDY))
@@ -123,7 +123,8 @@ def test_config_without_a_text_config_is_read(family: str, tmp_path: Path, fake:
 def test_rows_that_see_each_other_are_read_from_the_pages_of_all_layers(
     tmp_path: Path, fake: ModuleType, tiny: ModuleType
 ) -> None:
-    """Pages of windowed layers have other numbers, and there are too few for an image beyond `step_tokens`."""
+    """So windowed layers have no pages of their own: these would have other numbers, and would be too few for an image
+    of more than `step_tokens` rows."""
     own = Model(tmp_path / "model", "gemma3", fake, tiny)
     options: dict[str, Any] = {"device": "cpu", "threads": 1, "kv_memory": "2048 tokens", "page": 4, "step_tokens": 4}
     e = build(configs.make(model=str(tmp_path / "model"), speculate="grammar", **options))
@@ -272,7 +273,7 @@ def test_false_rows_are_refused(llava: Model) -> None:
 def test_export_that_is_computed_ends_before_an_image_that_its_pages_would_cut(
     llava: Model, n_text: int, n_exported: int
 ) -> None:
-    """The last whole page of the prompt ends in the 20 rows of the image or before them."""
+    """The last whole page of the prompt ends within the 20 rows of the image."""
     e = llava.engine(page=16)
     ids = [*range(3, 3 + n_text), *[-5] * 20, *range(3, 9)]
     run = llava.fake.run(0, ids, images=(wire.ImageRows(n_text, 20, b"cat"),))

@@ -1,4 +1,4 @@
-"""Keys and values in few bits in an engine: pages move with their scales, and outputs do not depend on caching."""
+"""Quantised keys and values in an engine: pages move with their scales, and outputs do not depend on caching."""
 
 from __future__ import annotations
 

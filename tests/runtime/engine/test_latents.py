@@ -36,7 +36,7 @@ FAMILIES = {
     "sarvam_mla": "long",
     "youtu": "long",
 }
-"""Families of the table in docs/models.md, and the mark of their test."""
+"""Family of the table in docs/models.md -> the mark of its test."""
 COMMON = {"name": "tiny", "eos_ids": (), "n_parameters": 1}
 
 
@@ -51,7 +51,7 @@ def path(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
 
 
 def spec_of(family: str, folder: Path) -> ModelSpec:
-    """Of the default config of a family."""
+    """The spec of a family's default config."""
     AutoConfig.for_model(family, dtype="bfloat16").save_pretrained(folder)
     return hf.read_spec(folder, COMMON | {"family": family})
 
@@ -121,7 +121,7 @@ def test_pages_have_no_values_of_their_own(tmp_path: Path) -> None:
 
 
 def test_latents_in_8_bits(path: Callable[[str], Path], fake: ModuleType, reference: Callable[[Path], Any]) -> None:
-    """Cold, warm and in other chunks the output is the same."""
+    """The output is the same cold, warm and in other chunks."""
     own, prompt = Tiny(path("deepseek_v3"), fake, reference), text(40)
     answers = []
     for step_tokens in (7, 512):
@@ -134,7 +134,7 @@ def test_latents_in_8_bits(path: Callable[[str], Path], fake: ModuleType, refere
 def test_keys_and_values_of_all_heads_are_padded_where_latents_are_not_found(
     path: Callable[[str], Path], tiny: Any, reference: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a release of transformers that makes them in another way."""
+    """For example with a release of transformers that computes latents in another way."""
     monkeypatch.setattr(latent, "has_latents", lambda model_class: False)
     directory, ids = path("deepseek_v3"), text(30)
     model = load(directory)

@@ -99,7 +99,7 @@ class Bench:
     ids=str,
 )
 def test_outputs_equal_those_of_merged_weights(options: dict[str, Any], fake: ModuleType, world: World) -> None:
-    """Cold and warm; with forks of one prompt; in mixed batches; with drafts, evictions and a second tier."""
+    """Cold and warm, with forks of one prompt, in mixed batches, and with drafts, evictions and a second tier."""
     bench = Bench(fake, world, **options)
     for first in (0, 100):
         assert bench.outputs(first) == world.want
@@ -123,7 +123,7 @@ def test_retracted_request_goes_on_with_its_adapter(fake: ModuleType, world: Wor
 
 
 def test_drafts_are_verified_with_the_adapter(fake: ModuleType, world: World) -> None:
-    """Right and wrong drafts; what is accepted is the text of the adapter."""
+    """Of right and wrong drafts, only the text of the adapter is accepted."""
     bench = Bench(fake, world, speculate="tree,ngram")
     want = world.want["a"][0]
 
@@ -159,7 +159,7 @@ def test_unloaded_adapter_serves_what_runs_and_is_then_freed(fake: ModuleType, w
     fake.step(e, outputs)
     assert e.answer(Ask(0, "unload_adapter", name=digest.hex())).ok
     assert e.adapters.n_bytes
-    e.take(bench.run(1, "a", PROMPTS[1]))  # it was on its way
+    e.take(bench.run(1, "a", PROMPTS[1]))  # as if it had been sent before
     fake.drive(e, [], outputs)
     assert [outputs[rid].ids for rid in (0, 1)] == world.want["a"][:2]
     assert digest not in e.adapters.weights

@@ -21,7 +21,7 @@ N_VOCAB = 64
 
 
 class Even:
-    """Allows even tokens and records the paths it is queried for."""
+    """A guide that allows even tokens and records the paths for which it is queried."""
 
     can_stop = must_stop = False
     error = ""

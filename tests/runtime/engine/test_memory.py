@@ -72,7 +72,7 @@ def growth(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> Calla
 
 @pytest.mark.long
 def test_memory_growth_over_a_few_steps_is_small(growth: Callable[[int, int], float]) -> None:
-    """Output-length statistics and numpy's small-block cache still fill here."""
+    """The statistics of output lengths and numpy's cache of small blocks are still filling during these steps."""
     assert growth(300, 700) < 50
 
 

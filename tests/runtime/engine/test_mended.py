@@ -1,4 +1,5 @@
-"""Injected cache corruption in a running engine: detected, suspect pages withdrawn, and all outputs correct."""
+"""Corruption injected into the cache of a running engine: it is detected, suspect pages are withdrawn, and all outputs
+are correct."""
 
 from __future__ import annotations
 

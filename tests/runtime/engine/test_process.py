@@ -111,7 +111,7 @@ def test_orders_hold_up_running_requests_for_a_bounded_time(monkeypatch: pytest.
 
 
 def test_requests_of_clients_take_turns_behind_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many requests of one client delay neither a question nor another client, and those that were aborted are gone."""
+    """Many requests of one client delay neither a question nor another client, and aborted ones are not taken."""
 
     def runs(client: int, *rids: int) -> list[Run]:
         return [Run(rid, b"", client=client) for rid in rids]
@@ -142,7 +142,7 @@ def test_requests_of_clients_take_turns_behind_other_orders(monkeypatch: pytest.
 
 
 def test_request_aborted_before_the_engine_takes_it_ends_in_its_host() -> None:
-    """Otherwise the host counts it forever, and waits forever for a trial before it sends the next one."""
+    """Otherwise the host counts it forever and, if it is a trial, forever waits for its end before the next trial."""
     shared = SharedEngine()
     trial = Run(3, b"", order=(0, 0), is_trial=True)
     with zmq.Context() as context, context.socket(zmq.PAIR) as host:

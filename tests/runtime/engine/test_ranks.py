@@ -83,7 +83,7 @@ def test_without_numbers_they_are_shared_on_the_device() -> None:
 
 
 class Recorder:
-    """Stands for a KVPool, and notes what is done to it."""
+    """Stands in for a KVPool, and records the changes to it."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
@@ -120,7 +120,7 @@ def test_changes_to_kv_arrive_in_order() -> None:
 
 
 class Thread:
-    """Stands for `Ranks`: one other rank, as a thread of this process."""
+    """Stands in for `Ranks`: one other rank, in a thread of this process."""
 
     def __init__(self, config: Config, resolved: Resolved, path: Path) -> None:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -159,8 +159,8 @@ Engines = Callable[..., tuple[EngineLoop, set[str]]]
 
 @pytest.fixture
 def engines(tiny_model: Callable[..., Path]) -> Iterator[Engines]:
-    """`engines(tp, **options)`: an engine on the tiny llama, or mistral, which has windows, and the kinds of changes to
-    KV that were sent."""
+    """`engines(tp, **options)` -> an engine with a tiny llama (or mistral, which has windows), and the kinds of changes
+    to KV that were sent to the other rank."""
     threads: list[Thread] = []
 
     def make(
@@ -216,8 +216,8 @@ OPTIONS: list[dict[str, Any]] = [
 def test_outputs_with_two_ranks_are_those_of_one(
     native: None, fake: ModuleType, engines: Engines, options: dict[str, Any]
 ) -> None:
-    """Prompts share a part of a page, which is copied; drafts that branch move slots, also in pages of windowed layers;
-    few pages move to the host and back. The second round starts from what the first left in KV."""
+    """Prompts share part of a page, which is copied. Drafts that branch move slots, in pages of windowed layers too.
+    Where there are few pages, they move to the host and back. The second round starts with the KV of the first."""
     sampling = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
     outputs, changes = [], set[str]()
     for tp in (1, 2):
@@ -280,7 +280,7 @@ Two = Callable[[str], tuple[Ranks, list[Any]]]
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
-    """`two(code)`: a rank 0 whose other rank runs `code`, and how rank 0 ended."""
+    """`two(code)` -> a rank 0 whose other rank runs `code`, and a list that tells how rank 0 ended."""
 
     def make(code: str) -> tuple[Ranks, list[Any]]:
         ends: list[Any] = []
@@ -313,7 +313,7 @@ def close(one: Ranks) -> None:
     ("", 1),
 ])  # fmt: skip
 def test_rank_0_ends_as_the_rank_did(two: Two, end: str, expected: int) -> None:
-    """So the server knows whether it was ended from outside, or perhaps by a request."""
+    """So the server knows whether the engine was ended from outside, or perhaps by a request."""
     rank_0, ends = two(f"{HAS_LOADED}s.sendall(b'{{}}\\n'); {end}")
     rank_0.connect(Shard(0, 2), SIZE, "cpu")
     rank_0._watcher.join()
@@ -384,7 +384,7 @@ def values(c: client.Client, kill: Callable[[], object] | None = None) -> list[s
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_programs_go_on_when_a_rank_is_killed_and_no_rank_is_left(tiny_model: Callable[..., Path]) -> None:
-    # Drafts would take the second run of the same texts from the tree, in a few steps.
+    # With drafts, the second run of the same texts would take them from the tree and need only a few steps.
     server = launch.start(options(tiny_model, tp=2, speculate="off"), timeout=100)
     try:
         c = client.connect(server.socket, timeout=60)

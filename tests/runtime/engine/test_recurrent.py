@@ -31,7 +31,7 @@ FAMILIES = {
     "qwen3_5_text": "",
     "qwen3_next": "long",
 }
-"""Families of the table in docs/models.md, and the mark of their test: below, `lfm2` is in all others."""
+"""Family of the table in docs/models.md -> the mark of its test. The other tests use `lfm2`."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_families_are_equal_cold_warm_and_forked(
     for prompts in ([root], [root], [root + own.expected(root) + [5]], [root[:19] + text(5, i) for i in range(3)]):
         own.run(e, prompts)
     cold = 30 + 3 * 5 + 4 * (N_OUT - 1)
-    assert computed(e) < cold + 30  # with nothing shared it would be 30 + 30 + 37 + 3 * 24 of the prompts
+    assert computed(e) < cold + 30  # without sharing, the prompts alone would be 30 + 30 + 37 + 3 * 24
     assert not e.drafting.drafters
 
 
@@ -132,7 +132,7 @@ def test_aborted_request_frees_its_slots(lfm2: Tiny) -> None:
 
 
 def test_prompt_that_ends_where_another_goes_on_keeps_its_slots(lfm2: Tiny) -> None:
-    """The first request ends with its first token, while the second waits for its whole prompt."""
+    """The first request ends with its first token, while the second waits for the first one's whole prompt."""
     e, one = lfm2.engine(4), Sampling(temperature=0.0, max_tokens=1)
     for i in range(4):
         root = text(40, i)

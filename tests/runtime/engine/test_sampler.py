@@ -60,7 +60,7 @@ def test_temperature_scales_the_distribution(fake: ModuleType, temperature: floa
 
 
 def test_huge_temperature_draws_no_forbidden_token(fake: ModuleType) -> None:
-    """Nor padding past the vocabulary. This temperature is infinite in float32."""
+    """No padding behind the vocabulary either. In float32, this temperature is infinite."""
     logits = LOGITS.copy()
     logits[[1, 6]] = -np.inf
     allowed = restricted(np.ones(len(LOGITS)), [0, 2, 3, 4, 5, 7])
@@ -194,7 +194,7 @@ def test_logprobs_ignore_penalties_and_bias(fake: ModuleType) -> None:
 
 
 def test_top_p_finds_a_nucleus_wider_than_the_partial_sort(fake: ModuleType) -> None:
-    """3000 nearly equal tokens: the top_p cut lies far past the best few."""
+    """With 3000 nearly equal tokens, top_p keeps far more than the best few."""
     logits = np.zeros(3000, np.float32)
     logits[:2000] += np.linspace(1, 0.5, 2000, dtype=np.float32)
     p = np.sort(softmax(logits.astype(np.float64)))[::-1]

@@ -30,9 +30,9 @@ WINDOW, SINKS, CONTEXT = 20, 4, 700  # the model was trained for 512 tokens
 
 
 class Streaming:
-    """StreamingLLM (Xiao et al., 2023) as its paper describes it, one token after the other: of each layer it keeps
-    keys that are not rotated, evicts those between the sinks and the window, and rotates what is left, and the query,
-    by their places in the cache. Weights: transformers' Llama."""
+    """StreamingLLM as its paper describes it (Xiao et al., 2023), one token after the other. In each layer, it keeps
+    keys that are not rotated, evicts those between the sinks and the window, and rotates the remaining keys and the
+    query by their places in the cache. The weights are those of transformers' Llama."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.c = model.model, model.config
@@ -50,7 +50,7 @@ class Streaming:
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
-        """The logits of all tokens. What is known of the longest prefix is not computed again."""
+        """The logits of all tokens. The longest known prefix is not computed again."""
         assert not use_cache
         ids = tuple(input_ids[0].tolist())
         n = next(n for n in range(len(ids), -1, -1) if ids[:n] in self.known)
@@ -59,7 +59,7 @@ class Streaming:
         return SimpleNamespace(logits=torch.cat([self.known[ids[:end]][1] for end in range(1, len(ids) + 1)])[None])
 
     def step(self, token: int, before: list[tuple[Tensor, Tensor]]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """The keys and values of each layer behind a token, and its logits [1, vocab]."""
+        """The keys and values of each layer after a token, and the token's logits [1, vocab]."""
         after, group = [], self.c.num_attention_heads // self.c.num_key_value_heads
         x = self.model.embed_tokens(torch.tensor([token]))
         for layer, old in zip(self.model.layers, before, strict=True):

@@ -79,7 +79,7 @@ def test_drafter_that_fails_leaves_the_outputs_as_they_are(fake: ModuleType, cap
 
 
 def test_tree_accepts_the_correct_branch(fake: ModuleType) -> None:
-    """One drafter knows the first two of every five tokens, the other the rest."""
+    """One drafter knows the first two of every five tokens, and the other knows the rest."""
 
     def make_script(is_known: Any) -> Any:
         def script(request: Request, n: int) -> list[int]:
@@ -140,7 +140,7 @@ SAMPLINGS = {
     ),
 )
 def test_outputs_with_drafts_match_outputs_without(fake: ModuleType, name: str, page: int, shape: str) -> None:
-    """Sampled outputs too: a draw depends only on its position, not on the proposals."""
+    """Sampled outputs too: the random number of a draw depends on its position, not on the proposals."""
     sampling = SAMPLINGS[name]
     stops = fake.int32([3, 17, 30])
     runs = [

@@ -1,4 +1,4 @@
-"""Layers with a sliding window in the engine: they keep the pages of their window, and whatever is cached, forked,
+"""Layers with a sliding window in the engine: they keep the pages of their window and, whatever is cached, forked,
 drafted, evicted or retracted, the output is that of transformers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scheduler short of pages, places and time, on a simulated machine without torch or a clock."""
+"""The scheduler when pages, places for requests or time are short, on a simulated machine without torch or a clock."""
 
 from __future__ import annotations
 
@@ -173,7 +173,8 @@ def test_youngest_branch_is_retracted_first(simulate: ModuleType, monkeypatch: p
 
 
 def test_admission_learns_output_lengths(simulate: ModuleType) -> None:
-    """All outputs are 40 of at most 400 tokens: after the first ones many run at once, with few retractions."""
+    """All outputs have 40 of at most 400 tokens. After the first of them, many requests run at once, with few
+    retractions."""
     m = simulate.Machine(n_pages=100, page=16, max_running=64)
     widths: list[int] = []
     m.on_step = lambda plan, step, seconds: widths.append(len(plan.works))

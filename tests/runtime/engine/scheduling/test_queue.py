@@ -1,4 +1,4 @@
-"""Queue orders, on requests that are never run."""
+"""The order in which the queue starts requests, which are never run here."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_late_client_gets_no_credit_for_its_absence(schedule: Schedule) -> None:
 
 
 def test_client_that_returns_is_still_ahead() -> None:
-    """Otherwise one that sends a step's requests at a time would never be."""
+    """Otherwise a client that sends the requests of one step at a time would never be ahead of others."""
     d = Driver("dfs")
     other = d.add(0, client=0).client
     for rid, n_served in enumerate((queue.QUANTUM, queue.QUANTUM, 9 * queue.QUANTUM, 0), 1):
@@ -243,7 +243,7 @@ def test_request_that_stays_set_aside_does_not_stop_ageing() -> None:
 
 
 def test_schedule_holds_if_all_requests_have_waited_long() -> None:
-    """The next request of an old program does not queue behind the longer waiting requests of all others."""
+    """The next request of an old program does not queue behind requests of others that have waited longer."""
     d = Driver("dfs")
     for k in range(1, 60):
         d.add(k)

@@ -139,8 +139,8 @@ def test_prompts_of_a_client_that_is_ahead_take_as_many_rows_as_are_nearly_free(
     ("n_own", "n_rows"), short_form([(1, 12), (15, 15), (30, 30)], lambda n_own, n_rows: n_own == 1)
 )
 def test_decodes_of_a_client_take_turns_beside_those_of_another(fake: ModuleType, n_own: int, n_rows: int) -> None:
-    """The client with 30 gets as many rows as cost BESIDE of a step's fixed part (16 rows; the clock stands), or as
-    many as the client with few."""
+    """The client with 30 requests gets 12 rows, which cost BESIDE of a step's fixed cost (that of 16 rows, as the clock
+    stands still), or as many rows as the other client if those are more."""
     inputs = dict(enumerate(prompts(n_own + 30, shared=0)))
     e = fake.engine(n_pages=1024)
     e.scheduler.step_time.note = lambda now, n_rows: None
@@ -210,7 +210,7 @@ def test_tiny_pool_finishes_all_requests(
 
 @pytest.mark.parametrize("page", [1, 4, 16])
 def test_request_that_just_fits_finishes_with_a_full_cache(fake: ModuleType, page: int) -> None:
-    """Even if its partly shared page must be copied and no page is free for the copy."""
+    """Even if a page that it shares in part must be copied and no page is free for the copy."""
     ids = prompts(1, shared=42, own=0)[0]
     for n in (1, 7, 16, 33):
         e = fake.engine(page=page, n_pages=48 // page)
@@ -344,7 +344,7 @@ def test_scores_survive_a_retraction(fake: ModuleType, monkeypatch: pytest.Monke
 
 
 def test_request_that_is_held_back_evicts_nothing(fake: ModuleType) -> None:
-    """Not for its prefix in host memory either."""
+    """Not even to make room for its prefix from host memory."""
     e = fake.engine(page=16, n_pages=32, n_host=64)
     young, old = ([k] * 300 for k in (9, 1))
     one = Sampling(temperature=0, max_tokens=1)
@@ -389,7 +389,7 @@ def test_abort_releases_running_waiting_and_unknown_requests(fake: ModuleType) -
 
 @pytest.mark.parametrize("n_steps", [0, 2])
 def test_admission_forgets_a_program_that_ends_before_its_requests(fake: ModuleType, n_steps: int) -> None:
-    """The server may end a program before it aborts the requests that are left."""
+    """The server may end a program before it aborts the program's remaining requests."""
     e = fake.engine(max_running=1)
     for k in range(20):
         e.take(fake.run(2 * k, [k] * 20, order=(k, 0)))

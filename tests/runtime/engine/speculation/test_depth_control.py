@@ -60,7 +60,7 @@ class Endless:
 
 
 class Bench:
-    """Requests that draw in each step, and a scripted model."""
+    """Requests that each draw a token in each step, and a scripted model."""
 
     def __init__(self, fake: ModuleType, drafting: DepthController, n: int = 1) -> None:
         self.drafting = drafting
@@ -120,7 +120,7 @@ def test_depth_counts_only_uncertain_tokens(fake: ModuleType) -> None:
 @pytest.mark.parametrize("drafter", [NgramDrafter, TreeDrafter])
 @pytest.mark.parametrize("is_guided", [True, False])
 def test_rows_of_images_are_never_drafted(fake: ModuleType, drafter: type[Drafter], is_guided: bool) -> None:
-    """A repeated text is drafted up to the image that followed it: with a regex, and with a penalty."""
+    """A repeated text is drafted up to the image that followed it, with a penalty, and with and without a regex."""
     end = fake.int32([31])
     vocabulary = Vocabulary(SetVocabulary(bytes(range(64, 96)), fake.int32(range(1, 33)), end, end, end, b""), 32)
     regex = build(canonical(ConstraintSpec("regex", "[A-Z]+", engine="outlines_core")), vocabulary)
@@ -143,7 +143,7 @@ def test_draft_with_uncertain_tokens_ends_before_an_image(fake: ModuleType) -> N
 
 
 def test_short_remainder_of_a_chain_is_drafted_if_it_may_save_a_step(fake: ModuleType) -> None:
-    """With every other draft wrong at its second token."""
+    """Every other draft is wrong at its second token."""
     depths = {}
     for per_row, most in ((2.0, 8), (2.0, 1000), (4.0, 8)):
         always = Always()
@@ -212,7 +212,7 @@ def test_short_correct_draft_keeps_the_next_depth(fake: ModuleType) -> None:
     ("n", "per_row", "is_deep"), [(1, 0.1, True), (64, 0.02, True), (1, 40.0, False), (64, 9.0, False)]
 )
 def test_row_cost_decides_the_depth(fake: ModuleType, n: int, per_row: float, is_deep: bool) -> None:
-    """With every other draft wrong at its second token."""
+    """Every other draft is wrong at its second token."""
     b = Bench(fake, DepthController([Always()], cost=Cost(16, 0.1, per_row)), n)
     for i in range(60):
         depths = b.step(lambda k, i=i: 1 if k == 0 or i % 2 else 2)
@@ -370,7 +370,7 @@ def test_expected_draft_tokens_are_reserved(fake: ModuleType) -> None:
 
 
 def test_rows_for_drafts_leave_some_to_prompts(fake: ModuleType) -> None:
-    """Decodes take most rows, and their drafts would take the others for as long as the decodes last."""
+    """Decodes take most rows. Without the limit, their drafts would take the others for as long as the decodes last."""
     e = fake.engine_with_drafts(lambda request, n: fake.greedy(request.ids.tolist(), n), max_running=8, step_tokens=8)
     sampling = Sampling(temperature=0.0, max_tokens=60)
     for rid in range(7):

@@ -108,7 +108,7 @@ def test_ngram_follows_new_output(fake: ModuleType) -> None:
 
 
 def test_ngram_proposes_only_continuations_in_the_text(fake: ModuleType) -> None:
-    """Against a plain search: a proposal followed an earlier occurrence of the last run."""
+    """A plain search finds each proposal behind an earlier occurrence of the text's last tokens."""
     rng = random.Random(5)
     r = request(fake, tokens(20, vocab=3))
     drafter = NgramDrafter()

@@ -67,7 +67,7 @@ def eagle(path: Path, model_path: Path) -> Path:
 
 
 def eagle3(path: Path, model_path: Path) -> Path:
-    """A layer of the large model's shape with its own random weights, for every third token from 2 on."""
+    """A layer of the large model's shape with its own random weights. It proposes only every third token, from 2 on."""
     path.mkdir()
     config = json.loads((model_path / "config.json").read_text())
     torch.manual_seed(2)
@@ -161,7 +161,7 @@ def test_heads_support_short_texts(
 def test_medusa_reads_the_last_feature(
     fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path]
 ) -> None:
-    """These heads repeat the last token."""
+    """Each of these heads predicts the token that the model drew from that feature: the last one of the text."""
     e = engine(tiny_model("llama"), folders["medusa"])
     drafter, output = fake.always_draft(e), []
     propose = drafter.propose
@@ -184,7 +184,7 @@ def test_medusa_reads_the_last_feature(
 def test_eagle_proposals_do_not_depend_on_the_prefill(
     fake: ModuleType, models: dict[str, Path], folders: dict[str, Path], kind: str
 ) -> None:
-    """Its inputs are the same whether the text was generated step by step or given as a prompt."""
+    """The inputs of EAGLE are the same whether the text was generated step by step or given as a prompt."""
 
     def proposals(runs: list[Run]) -> dict[int, list[list[int]]]:
         e = engine(models[kind], folders[kind], page=4)
@@ -231,7 +231,7 @@ def test_eagle3_logits_are_those_of_its_definition(
     fake: ModuleType, models: dict[str, Path], folders: dict[str, Path], reference: Callable[[Path], Any],
     monkeypatch: pytest.MonkeyPatch, is_fused: bool,
 ) -> None:  # fmt: skip
-    """The first proposed token is the best one of the head in plain torch, over transformers' hidden states."""
+    """The first proposed token is the best one of the head written in plain torch, on transformers' hidden states."""
     if not is_fused:
         monkeypatch.setattr("banyan.runtime.model.decoder.fused", lambda *_: None)
     run = fake.forked_runs(1, SAMPLINGS["greedy"])[0]

@@ -118,7 +118,7 @@ def test_draft_model_reuses_pages_of_a_shared_prefix(fake: ModuleType, large: Mo
 def test_reassigned_pages_are_recomputed_by_the_draft_model(
     fake: ModuleType, large: Model, monkeypatch: pytest.MonkeyPatch, page: int, n_pages: int
 ) -> None:
-    """With so few pages that requests are retracted, stale pages would show as rejected drafts."""
+    """There are so few pages that requests are retracted; drafts from stale pages would be rejected."""
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     sampling = Sampling(temperature=0.0, max_tokens=40)
     plain = fake.drive(engine(large, None), fake.forked_runs(6, sampling))
@@ -159,7 +159,7 @@ def test_draft_model_with_a_shorter_context_changes_no_output(
 def test_draft_model_with_a_smaller_vocabulary_changes_no_output(
     fake: ModuleType, large: Model, tiny_model: Callable[..., Path], sampling: Sampling
 ) -> None:
-    """Models of one family may differ in how far their embeddings are padded."""
+    """The padding of the embeddings may differ between models of one family."""
     small = load(tiny_model("qwen3", vocab=280))
     prompts = [[1, 300 + rid, 3, *range(30), 319] for rid in range(3)]
     runs = [fake.run(rid, ids, sampling, seed=rid) for rid, ids in enumerate(prompts)]
@@ -248,7 +248,7 @@ def test_first_layers_draft_without_a_change_of_the_output(
 
 
 def test_first_layers_draft_into_pages_after_they_have_moved_out(fake: ModuleType, large: Any) -> None:
-    """A draft claims pages that hold an earlier prompt: its KV is the same when it comes back."""
+    """A draft claims pages that hold an earlier prompt, whose KV is the same when it comes back from the host."""
     config = configs.make(page=4, speculate="model", draft_model="layers:1", host_memory="1MB")
     sizes = {"context": 64, "n_pages": 20, "n_host": 40}
     resolved = Resolved(device="cpu", dtype="float32", threads=1, decisions=(), **sizes)

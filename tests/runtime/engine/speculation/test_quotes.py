@@ -57,7 +57,7 @@ def learn(fake: ModuleType, tree: TreeDrafter, text: str, output: str, rid: int,
 
 
 def quoted(tree: TreeDrafter, r: Request, n: int = 16) -> list[int]:
-    """The tokens proposed as quotes."""
+    """The tokens that are proposed as quotes."""
     return [token for proposal in tree.propose(r, n) if proposal.kind == QUOTED for token in proposal.tokens]
 
 
@@ -88,7 +88,7 @@ def test_last_of_two_matches_is_quoted(fake: ModuleType) -> None:
 
 
 def test_quote_ends_at_the_learned_boundary(fake: ModuleType) -> None:
-    """Before the first match of the following context, or before the last one if quotes contained it."""
+    """Before the first match of the context that follows, or before the last match if quotes contained that context."""
     new = ids("the| order| of| Flo| has| Di| has| Lima")
     for between, output in (("", ' "|Flo|"}'), ("| has| Cy", ' "|Flo| has| Di|"}')):
         tree = make_tree()
@@ -157,7 +157,7 @@ def test_rules_are_bounded(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_quote_is_a_span_of_the_prompt(fake: ModuleType) -> None:
-    """Apart from the leading space of its first token. The vocabulary is small, so that matches are frequent."""
+    """Except for a leading space of its first token. The vocabulary is small, so that matches are frequent."""
     rng, index, n_found = random.Random(1), QuoteIndex(), 0
     index.set_vocabulary([b"a", b" a", b"b", b" b", b"c", b"1", b" ", b","], ())
     for rid in range(300):
@@ -176,7 +176,7 @@ def test_quote_is_a_span_of_the_prompt(fake: ModuleType) -> None:
 
 
 def test_constraint_supplies_text_between_quotes(fake: ModuleType) -> None:
-    """Value, forced text and next value form one draft; the guide is rolled back."""
+    """A value, the forced text behind it and the next value form one draft. The guide is rolled back."""
     tree = make_tree()
     text, output = "the| order| of| {}| has| lives| in| {}|.", '{{|"name":| "|{}|",|"city":| "|{}|"}}'
     for rid, pair in enumerate((("Ada", "Rome"), ("Bo", "Oslo"), ("Cy", "Lima"))):
@@ -200,7 +200,7 @@ def test_constraint_supplies_text_between_quotes(fake: ModuleType) -> None:
 
 
 def test_constraint_truncates_a_long_quote(fake: ModuleType) -> None:
-    """A number takes 63 of "63 euros", and the draft continues after it."""
+    """It takes only what the constraint allows, as a number takes 63 of "63 euros", and the draft goes on behind it."""
     tree = make_tree()
     text, record = "the| order| of| {}| has| lives| in| {}|.", '{{|"name":| "|{}|",|"city":| "|{}|"}}'
     for rid, pair in enumerate((("Ada", "Rome"), ("Bo", "Oslo"), ("Cy", "Lima"))):
@@ -227,7 +227,8 @@ def test_rule_is_used_while_its_record_is_good() -> None:
 
 @pytest.mark.long
 def test_pocket_model_json_is_unchanged_in_half_the_steps() -> None:
-    """JSON Schema outputs of unseen texts match those without drafts in less than half the steps."""
+    """With drafts, outputs under a JSON Schema are the same and take less than half the steps, though their texts are
+    new."""
     directory = pocket.path()
     tokenizer = Tokenizer(directory, Files.read(directory))
     (end,) = tokenizer.encode([TextSpan("<|im_end|>", meant=True)])

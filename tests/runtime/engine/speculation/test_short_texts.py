@@ -85,7 +85,7 @@ def test_index_supports_pieces_of_any_length(
 def test_drafters_support_texts_of_any_length(
     fake: ModuleType, requests: Sequence[tuple[list[int], list[int], bool, bool]], n: int, name: str
 ) -> None:
-    """requests: prompt, output, whether it is constrained, and whether it is drafted before it ends."""
+    """requests: of each, its prompt, its output, whether it is constrained and whether it is drafted before it ends."""
     drafter: Drafter = TreeDrafter(1 << 6) if name == "tree" else NgramDrafter()
     drafter.set_vocabulary([b"a", b" a", b"b"], [2])
     vocabulary = {token for prompt, output, *_ in requests for token in (*prompt, *output)} | {0, 1}

@@ -107,7 +107,7 @@ def test_closed_buffer_is_not_sent(ends: tuple[Chunks, Chunks]) -> None:
 
 def test_read_that_fails_while_it_is_polled_gives_no_bytes() -> None:
     class FailingRead(ThreadRead):
-        """Fails as soon as somebody has looked for an error."""
+        """A read that fails right after its error has been looked up."""
 
         error, may_fail = "", threading.Event()
 

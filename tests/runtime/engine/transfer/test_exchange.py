@@ -1,4 +1,4 @@
-"""KV that moves between two engines in this process: outputs are those of the naive loop, and no page is lost."""
+"""KV that moves between two engines in this process: the outputs are those of the naive loop, and no page is lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pair:
         return list(self.engines[k].exchange.work(self.now))
 
     def export(self, ids: list[int] = PROMPT, **fields: Any) -> Exported:
-        """Engine 0 exports."""
+        """Let engine 0 export a prompt, and return its report."""
         self.n_pulls += 1
         e = self.engines[0]
         e.take(Export(self.n_pulls, self.fake.run(99, ids), **fields))
@@ -63,7 +63,7 @@ class Pair:
         return pull
 
     def pulled(self) -> Pulled:
-        """Engine 1 copies until it reports."""
+        """Let engine 1 copy, and return its report."""
         for _ in range(100):
             if reports := self.work(1):
                 (report,) = reports
@@ -76,7 +76,7 @@ class Pair:
             e.take(EndPull(self.n_pulls))
 
     def check(self) -> None:
-        """Nothing is left behind."""
+        """Check that the pull left nothing behind."""
         for e in self.engines:
             e.scheduler.check()
             assert not e.cache.leases
