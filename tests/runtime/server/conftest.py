@@ -1,4 +1,4 @@
-"""A server in one process: programs and a fake engine, driven step by step; and its parts."""
+"""A server in one process, which is programs and a fake engine, driven step by step; and parts of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def words(words_dir: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def marked(words_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer with control tokens not flagged as special, and added tokens of plain text: four spaces, a word."""
+    """A tokenizer whose control tokens are not flagged as special, and with added tokens of plain text: four spaces and
+    a word."""
     path = tmp_path_factory.mktemp("marked")
     tokenizer = tokenizers.Tokenizer.from_file(str(words_dir / "tokenizer.json"))
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>", "[INST]", "    ", "banyan"])
@@ -73,7 +74,7 @@ class Bench:
         self.engine = fake.FakeEngine(self._speak)
         self.sent: list[tuple[bytes, wire.ServerMessage]] = []
         self.held: list[Callable[[], None]] | None = None
-        """If set to a list, it collects encoding work as a thread's queue would."""
+        """If set to a list, it collects work that encodes, as a thread's queue would."""
         self.checks: list[Any] | None = None
         """If set to a list, it collects constraint checks as the queue of another process would."""
         self._calls: list[Callable[[], None]] = []
@@ -145,7 +146,7 @@ class Bench:
         self._do(self.programs.forget(client))
 
     def _do(self, *work: Iterator[None]) -> None:
-        """Do this and what programs left to do, in turn."""
+        """Do this work and what paused programs have left to do, in turn."""
         self._work += work
         while self._work:
             for _ in (steps := self._work.popleft()):

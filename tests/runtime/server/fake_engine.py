@@ -1,4 +1,4 @@
-"""An engine without a model: a function of the prompt's ids gives its output. As an object and as a process.
+"""An engine without a model, as an object and as a process. A function of the prompt's ids gives its output.
 
     python fake_engine.py --socket ipc://... --config JSON --alive-fd N --flight-fd M
 
@@ -6,11 +6,11 @@ The process reads its options from the file `fake.json` in the model directory:
     {"say": {"end of a prompt": "output"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
      "fail": ["code", "message"], "is_late": false, "step_ms": 0, "pause": 0, "context": 512, "weights": "",
      "load_seconds": 0, "end_seconds": 0, "adapters": {"name": "digest"}}
-It dies, hangs, or sends an invalid report in a step with a prompt that contains the text; with "once", only in the
-first. With "is_late", what it sends arrives after its process has ended. With "pause", each process generates for that
-many steps, then waits for a file `go` in that directory. With "load_seconds", it is ready after that long;
-with "end_seconds", it takes that long to end. The digest of an adapter is its name unless "adapters" has another one;
-an adapter with the digest "" cannot be loaded.
+It dies, hangs, or sends an invalid report in a step with a prompt that contains the text; with "once": true, only the
+first time. With "fail", it fails at its start with this code and message. With "is_late", what it sends arrives after
+the end of the process that was started. With "pause", each process generates for that many steps, then waits for a
+file `go` in that directory. It takes "load_seconds" to be ready, "step_ms" for each step and "end_seconds" to end. The
+digest of an adapter is its name unless "adapters" has another one; an adapter with the digest "" cannot be loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.flight_record import LOOP, FlightRecord
 
 MAX_RUNNING = 64
-"""Requests in one step, as in Config.max_running."""
+"""The most requests in one step, like Config.max_running."""
 
 Speak = Callable[[list[int]], Iterable[int]]
 """The prompt's ids -> the ids of the whole output."""

@@ -136,7 +136,7 @@ def kill_engine(b: Any, rids: frozenset[int], is_blameless: bool = False) -> Non
 
 
 def kill_until_idle(b: Any, rids: Callable[[], frozenset[int]], n_steps: int = 0, **death: Any) -> int:
-    """Kills engines, each after n_steps, until no request is left; returns the number of engines killed."""
+    """Kill engines, each after n_steps, until no request is left; return how many were killed."""
     for n in range(100):
         if not len(b.requests):
             return n

@@ -40,8 +40,8 @@ from forms import in_short
 from waits import wait_until
 
 LONGEST = 0.025
-"""Seconds of CPU time of the server's loop in one piece. Most take less than 0.005; the rest is for a slow machine,
-and for copies of very long prompts."""
+"""The most seconds of CPU time that the server's loop may take for one piece of work. Most pieces take less than 0.005;
+the rest is for a slow machine, and for copies of very long prompts."""
 
 CPU_CLOCK = """
 import time
@@ -63,7 +63,7 @@ class RawPeer:
             self.socket.send(message)
 
     def receive(self, seconds: float = 30.0) -> wire.ServerMessage:
-        """The next message but Pong."""
+        """The next message that is not a Pong."""
         end = time.monotonic() + seconds
         while self.socket.poll(max(0, int(1000 * (end - time.monotonic())))):
             if not isinstance(message := wire.decode_server(self.socket.recv()), wire.Pong):
@@ -105,7 +105,7 @@ def join_raw(server: launch.ServerProcess) -> Iterator[Callable[[], RawPeer]]:
 
 
 def program(ops: Iterable[wire.Op], last: bool = True, number: int = 0) -> list[bytes]:
-    """The messages of a program, of at most half of max_message."""
+    """The messages of a program, each at most half as long as max_message."""
     left, messages = list(ops), list[bytes]()
     while left:
         n = min(MAX_OPS, len(left))
@@ -218,9 +218,9 @@ SHORT = (
     "a long name",
     "an unknown field",
 )
-"""Cases of less than 0.4 s of CPU time that differ in the op, in where they wait and in the kind of message."""
+"""Cases that take less than 0.4 s of CPU time and differ in the op, in where they wait and in the kind of message."""
 ENDLESS = ("blocked", "programs", "an unknown field")
-"""Cases whose programs end with their client."""
+"""Cases whose programs do not end before their client."""
 
 
 @pytest.mark.parametrize("case", in_short(SHORT, HOSTILE))

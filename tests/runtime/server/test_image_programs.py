@@ -114,7 +114,7 @@ def test_openai_and_anthropic_take_images(served: Served) -> None:
         )  # fmt: skip
         block: Any = message.content[0]
         assert block.text
-        assert served.expected(CAT, "what?").startswith(block.text)  # it may have ended
+        assert served.expected(CAT, "what?").startswith(block.text)  # which may have ended earlier
         assert message.usage.cache_read_input_tokens == answer.usage.prompt_tokens - 1
 
 

@@ -167,7 +167,7 @@ def test_ping_is_answered(peer: Callable[..., Peer]) -> None:
 def serve_with(
     fake_model: Callable[..., Path], write_boot: Callable[[str], tuple[str, ...]]
 ) -> Iterator[Callable[[str], launch.ServerProcess]]:
-    """`serve_with("ipc.MAX_SILENT = 3")`: a server that executes this change of its modules first."""
+    """`serve_with("ipc.MAX_SILENT = 3")` -> a server that first makes this change to its modules."""
     with ExitStack() as stack:
 
         def start(change: str) -> launch.ServerProcess:
@@ -239,7 +239,7 @@ def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve) -> None:
 
 
 def test_what_a_refused_text_took_is_freed_on_its_thread() -> None:
-    """An error's traceback holds what its thread has made of the text; to free it took the loop 8 ms."""
+    """An error's traceback holds what its thread has made of the text; to free that would hold the loop for 8 ms."""
     server: Any = SimpleNamespace(
         _encoding=SimpleNamespace(submit=lambda _, work: work()), _call_soon=lambda call: call()
     )
@@ -296,7 +296,7 @@ def test_text_that_cannot_be_encoded_fails_only_its_program(
 
 
 def test_server_loads_few_modules_and_no_heavy_package() -> None:
-    """An import of this many takes 0.2 to 0.4 s."""
+    """An import of so many modules takes 0.2 to 0.4 s."""
     code = (
         "import sys; import banyan.runtime.server.worker; print(len(sys.modules)); "
         "print(sorted({'asyncio', 'huggingface_hub', 'numpy', 'outlines', 'torch', 'transformers', 'triton'} "
@@ -397,7 +397,8 @@ def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> Non
 def test_round_ends_if_handling_an_engine_removes_a_later_one(
     fake_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
-    """The loop read from the closed socket of the removed engine without end, or started another in its place."""
+    """Otherwise the loop reads from the closed socket of the removed engine without end, or starts another engine in
+    its place."""
     monkeypatch.setattr(traceback, "print_exc", lambda: pytest.fail(traceback.format_exc()))
     options = config.make(model=str(fake_model()), socket=str(tmp_path / "private" / "s"), replicas=2)
     server = worker.Server(options, None, None, False, (sys.executable, str(FAKE)))

@@ -44,7 +44,7 @@ def build(spec, vocabulary):
 preflight.build = build
 sys.exit(preflight.main(sys.argv[1:]))
 """
-"""A preflight whose compiler sleeps on "hang..." and spins on "spin..."."""
+"""A preflight whose compiler sleeps on "hang..." and on schemas with "slow", and spins on "spin..."."""
 
 
 PATIENT_PREFLIGHT = """
@@ -53,11 +53,11 @@ from banyan.runtime.server.constraints import preflight
 preflight.FAST_SECONDS = 60.0
 sys.exit(preflight.main(sys.argv[1:]))
 """
-"""A preflight in which all children are fast, however busy the machine is."""
+"""A preflight whose children all count as fast, however busy the machine is."""
 
 
 class CheckerDriver:
-    """A ConstraintChecker, polled by hand."""
+    """A ConstraintChecker that is polled by hand."""
 
     def __init__(self, words: Tokenizer, path: Path, seconds: float = TIME_LIMIT, engine: str = "llguidance") -> None:
         self.now = 0.0
@@ -101,7 +101,8 @@ class CheckerDriver:
 
 @pytest.fixture(scope="module")
 def shared(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckerDriver]:
-    """A driver for costly constraints: on a busy machine, one of low priority would need more than TIME_LIMIT."""
+    """A driver for costly constraints. Its children keep their priority: on a busy machine, one with low priority would
+    need more than TIME_LIMIT."""
     yield from patient_driver(words, tmp_path_factory.mktemp("d") / "s")
 
 
@@ -138,7 +139,7 @@ def refuse_to_start(*_: Any, **options: Any) -> None:
 def test_constraint_fails_if_no_process_can_be_started_and_can_be_tried_again(
     driver: CheckerDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later gens with the constraint waited without end."""
+    """Otherwise later gens with the constraint wait without end."""
     spec = ConstraintSpec("regex", "[ab]")
     with monkeypatch.context() as patch:
         patch.setattr(launch.ChildProcess, "__init__", refuse_to_start)
@@ -153,7 +154,7 @@ def test_constraint_fails_if_no_process_can_be_started_and_can_be_tried_again(
 def test_constraint_fails_if_no_process_can_be_started_in_place_of_one_that_died(
     hanging: CheckerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The OSError ended the server."""
+    """Otherwise the OSError ends the server."""
     verdicts = hanging.begin(ConstraintSpec("regex", "hang"))
     monkeypatch.setattr(launch.ChildProcess, "__init__", refuse_to_start)
     assert hanging.checker._child is not None
@@ -232,7 +233,7 @@ def test_json_after_the_schema_is_refused(shared: CheckerDriver) -> None:
 
 @pytest.mark.long
 def test_outlines_core_compiles_what_it_supports(words: Tokenizer, tmp_path: Path) -> None:
-    """Regexes and choices; those that need too much time or too many states are llguidance's."""
+    """That is, regexes and choices. Those that need too much time or too many states are left to llguidance."""
     driver = CheckerDriver(words, tmp_path / "s", engine="outlines_core")
     supported = [ConstraintSpec("regex", "(yes|yes please|no)"), ConstraintSpec("choices", '["a", "b"]')]
     unsupported = [
@@ -281,7 +282,7 @@ def test_preflight_survives_a_tokenizer_that_panics_llguidance(
 def test_constraint_that_panics_its_compiler_fails_alone(
     tiny: ModuleType, words: Tokenizer, tmp_path: Path, engine: Any
 ) -> None:
-    """outlines_core needs no tokenizer except for forced text."""
+    """outlines_core needs the tokenizer only for forced text."""
     driver = with_tokenizer(words, tmp_path, lambda tokenizer: tiny.without(tokenizer, "q"))
     bad, good = (ConstraintSpec("regex", text, engine=engine) for text in ("hq{2}", "[ab]"))
     verdicts = driver.ask(bad, good)
@@ -291,7 +292,7 @@ def test_constraint_that_panics_its_compiler_fails_alone(
 
 
 def test_checked_schema_that_is_too_large_has_a_looser_form(shared: CheckerDriver) -> None:
-    """The client validates the value, so what the schema's conditions ask for need not be enforced."""
+    """The client validates the value, so the conditions in the schema need not be enforced."""
     spec, code = HOSTILE["conditions"]
     assert [getattr(one, "code", "") for one in shared.ask(spec)] == [code]
     (verdict,) = shared.ask(msgspec.structs.replace(spec, is_checked=True))
@@ -420,7 +421,7 @@ def test_preflight_children_are_cleaned_up(hanging: CheckerDriver) -> None:
 def test_accepted_constraint_keeps_its_child_for_the_next_one(
     driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child that refused its constraint ends: the next check starts with clean memory."""
+    """A child that refused its constraint ends, so that the next check starts with clean memory."""
     monkeypatch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", PATIENT_PREFLIGHT))
     driver.ask(ConstraintSpec("regex", "c"))
     assert driver.checker._child is not None
@@ -525,14 +526,14 @@ HOSTILE: dict[str, tuple[ConstraintSpec, str]] = {
 
 
 COSTLY = "two multiples of one property"
-"""It takes 5 s until it has used its memory."""
+"""A hostile constraint that takes 5 s to use up its memory."""
 
 
 @pytest.mark.parametrize("n", in_short([16], [16, 256]))
 def test_out_of_memory_and_crash_have_different_messages(
     words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """With n MiB to compile."""
+    """n: the MiB that a child may allocate."""
     code = PATIENT_PREFLIGHT.replace("FAST_SECONDS", f"MEMORY = {n} << 20; preflight.FAST_SECONDS")
     monkeypatch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", code))
     driver = CheckerDriver(words, tmp_path / "s")
@@ -571,7 +572,7 @@ INVALID_VALUES: list[Any] = [
 
 
 def mutate(rng: random.Random) -> ConstraintSpec:
-    """A mutation of a valid or hostile constraint: of a schema's parts, or of any text's characters."""
+    """A mutation of a valid or hostile constraint: of the parts of a schema, or of the characters of any text."""
     spec, _ = rng.choice(list(HOSTILE.values()))
     if spec.kind == "json_schema" and len(spec.text) < 20_000 and rng.random() < 0.7:
         return ConstraintSpec(spec.kind, json.dumps(mutate_schema(json.loads(spec.text), rng)))

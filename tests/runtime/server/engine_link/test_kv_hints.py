@@ -43,7 +43,7 @@ def commands(b: Any, kind: type) -> list[Any]:
 
 
 def active_holds(b: Any) -> list[int]:
-    """The numbers of the holds that are not released."""
+    """The numbers of the holds that have not been released."""
     ended = {command.hold for command in commands(b, Release)}
     return [command.hold for command in commands(b, Hold) if command.hold not in ended]
 
@@ -291,7 +291,7 @@ def test_memory_of_ended_rests_is_bounded(clocked: Any) -> None:
 
 
 def test_programs_that_the_engine_refuses_are_forgotten(clocked: Any) -> None:
-    """Without a step of the engine, in which resting states are looked at."""
+    """Even if the engine makes no step, after which resting states are looked at."""
     hints = clocked.requests.kv_hints
     clocked.submit(Append(0, ("one " * 600,)), Gen(0, 0, SHORT), last=True)
     clocked.run()

@@ -16,7 +16,8 @@ from waits import wait_until
 
 
 def test_reports_that_came_together_are_handled_one_by_one_if_it_is_late(tmp_path: Path) -> None:
-    """The answers of 250 questions took 9 ms in one piece of the server's loop, and 20 checks 67 ms."""
+    """In one piece, the answers to 250 questions would hold the server's loop for 9 ms, and those to 20 checks for
+    67 ms."""
     context: Any = zmq.Context()
     tmp_path.chmod(0o700)
     with closing(EngineLink(context, config.make(), tmp_path / "s", ("true",))) as link:
@@ -60,10 +61,11 @@ def test_socket_that_cannot_be_read_does_not_hold_the_loop(tmp_path: Path, capsy
 
 
 def test_engine_that_does_not_end_is_replaced_later_and_does_not_hold_the_loop(tmp_path: Path) -> None:
-    """For an engine that got other weights, the loop stood still until the one before had ended, up to 5 s."""
+    """Otherwise, when an engine gets other weights, the loop stands still until the engine before has ended, for up to
+    5 s."""
     context: Any = zmq.Context()
     tmp_path.chmod(0o700)
-    asleep = ("sh", "-c", "exec sleep 600")  # does not see that its pipe is closed
+    asleep = ("sh", "-c", "exec sleep 600")  # it does not notice that its pipe is closed
     with closing(EngineLink(context, config.make(), tmp_path / "s", asleep)) as link:
         before = link._process
         link.start()

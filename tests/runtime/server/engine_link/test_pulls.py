@@ -1,4 +1,4 @@
-"""KV between engines as the server sees it: fake engines that export and pull what they are told, or do not."""
+"""KV between engines as the server sees it: fake engines that export and pull what they are told to, or do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = "word " * 40
 
 
 class Engines:
-    """A Bench with several engines. `orders`: what each was told about pulls. A pull ends when `answer` is called."""
+    """A Bench with several engines. `orders`: what each was told about pulls; `answer` answers for an engine."""
 
     def __init__(self, bench: Any, fake: ModuleType, n: int = 2, n_prefill: int = 0) -> None:
         self.bench = bench
@@ -80,7 +80,7 @@ class Engines:
         return [type(order).__name__ for order in self.orders[k]]
 
     def fork(self, n: int = 8) -> None:
-        """A program whose trunk engine 0 has, and then n branches of it, which do not fit there well."""
+        """Submit a program whose trunk runs on engine 0, and then n branches, which are too many for one engine."""
         self.submit(LONG)
         self.step(10)
         ops: list[wire.Op] = [Fork(0, tuple(range(1, n + 1)))]

@@ -211,7 +211,8 @@ def test_engine_of_another_machine_that_lacks_an_adapter_is_refused_and_the_othe
 
 
 def test_engine_of_another_machine_with_other_files_of_an_adapter_is_refused(words: Tokenizer) -> None:
-    """The name moved to its files, so the others loaded theirs again and it moved back, and so without end."""
+    """Otherwise the name moves to that engine's files, the others load theirs again, the name moves back, and so on
+    without end."""
     asked = AskedPair(words)
     asked.engines[1].link.host = "gpu1"
     asked.adapters.add("a", "/a", b"A")
@@ -237,7 +238,7 @@ def test_adapter_whose_files_have_changed_here_is_loaded_again_once(words: Token
 
 
 def test_adapter_whose_files_differ_between_engines_is_not_loaded(words: Tokenizer) -> None:
-    """One of them was told to unload what it had loaded, so that gens with the adapter failed there."""
+    """Otherwise one engine is told to unload what it has loaded, and gens with the adapter fail there."""
     asked = AskedPair(words)
     asked.ask("load_adapter", "a")
     asked.answer(b"A", at=0)
@@ -298,7 +299,7 @@ class AskedPair(Asked):
         self.questions._stats = lambda: {"replicas": {"0": {}, "1": {}}}
 
     def answers(self, what: Any, *bodies: Any, name: str = "") -> Any:
-        """The answer to a question to which the engines answer so."""
+        """The answer to a question that the engines answer with these bodies."""
         n = len(self.to_engine)
         self.ask(what, name)
         for engine, body in zip("01", bodies, strict=True):
@@ -352,7 +353,7 @@ def test_engine_that_died_while_an_adapter_was_loaded_loads_it_later(words: Toke
 
 
 def test_engine_that_died_after_it_had_loaded_an_adapter_loads_it_again(words: Tokenizer) -> None:
-    """The engine that took its place never got the adapter."""
+    """Otherwise the engine that takes its place never gets the adapter."""
     asked = AskedPair(words)
     asked.ask("load_adapter", "a")
     loaded = wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode())

@@ -17,7 +17,7 @@ from banyan.runtime.server.engine_link.ray_engines import LauncherOptions, RayEn
 
 
 class Child:
-    """In place of a ChildProcess. words: its command."""
+    """Stands in for a ChildProcess. words: the command of the last one."""
 
     words: list[str]
 

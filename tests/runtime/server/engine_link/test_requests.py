@@ -112,7 +112,7 @@ def test_request_outside_the_step_is_not_suspected(bench: Any, greedy: Sampler) 
 
 
 def test_suspects_are_tested_alone_and_others_continue(bench: Any, greedy: Sampler) -> None:
-    """Three requests run when the engine dies of one of them. Another is submitted during the tests."""
+    """Three requests run when one of them kills the engine. Another is submitted during the tests."""
     b = bench({"a": "one two three", "poison": "four five six", "c": "seven eight nine", "d": "ten"})
     for program, text in enumerate(("a", "poison", "c")):
         b.submit(Append(0, (text,)), Gen(0, 0, greedy()), program=program)
@@ -222,8 +222,8 @@ class Owner:
 
 
 def test_engine_is_told_the_end_of_a_program_after_the_aborts_of_its_requests(words: Tokenizer) -> None:
-    """With many requests, some were aborted later. A Run whose constraint the engine still compiled then came into its
-    queue after the program had ended, and the engine kept the program for good."""
+    """If there are many requests, some are aborted later. If the end came before that, a Run whose constraint is still
+    being compiled would enter the engine's queue after it, and the engine would keep the program for good."""
     calls: list[Callable[[], None]] = []
     commands: list[Any] = []
     requests = EngineRequests(words, None, call_later=calls.append, is_late=lambda: True)
@@ -245,7 +245,7 @@ def test_engine_is_told_the_end_of_a_program_after_the_aborts_of_its_requests(wo
 def test_durable_request_whose_engine_is_lost_before_its_output_is_restored_is_sent_once(
     words: Tokenizer, lose: str
 ) -> None:
-    """It was sent without its output, and again with it: the engine refused the second one."""
+    """Otherwise it is sent without its output and again with it, and the engine refuses the second one."""
     calls: list[Callable[[], None]] = []
     commands: list[Any] = []
 

@@ -249,7 +249,7 @@ def test_what_engines_report_of_their_trees_decides_where_programs_go(pair: Pair
 
 
 def test_engine_for_prompts_is_the_last_to_be_removed_by_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no requests of its own, so it was the first."""
+    """It has no requests of its own, so by its load it would be the first."""
     monkeypatch.setattr(LoadScaler, "decide", lambda *_: -1)
     drained: list[str] = []
 

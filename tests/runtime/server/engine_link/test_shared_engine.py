@@ -1,4 +1,4 @@
-"""One engine for several servers: each gets its own reports, and what it leaves behind ends."""
+"""One engine for several servers: each server gets its own reports, and what it leaves behind ends."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def outputs(reports: Iterable[Any]) -> dict[int, tuple[list[int], list[wire.TopL
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_server_gets_what_it_would_get_from_an_engine_of_its_own(fake_engine: ModuleType, seed: int) -> None:
-    """All servers use the same numbers."""
+    """All servers use the same numbers for their requests."""
     rng = random.Random(seed)
     shared, alone = Shared(fake_engine, 3), [Shared(fake_engine, 1) for _ in range(3)]
     for rid in range(12):
@@ -200,7 +200,7 @@ def test_commands_have_numbers_of_their_own_for_each_server(three: Shared) -> No
 
 
 def test_programs_are_numbered_as_they_come(three: Shared) -> None:
-    """A server that has run for long has large numbers; its programs must not wait for all those of another."""
+    """The numbers of a server that has run for long are large; its programs must not wait for all those of another."""
     three.send(0, run(1, order=(900, 1)))
     three.send(1, run(1, order=(2, 0)))
     three.send(0, run(2, order=(901,)))
@@ -347,7 +347,7 @@ def with_image(rid: int, digest: bytes = b"X") -> wire.Run:
 
 
 def test_image_of_a_server_that_left_is_asked_of_another(three: Shared) -> None:
-    """The engine asks for an image once, so a request that came later would wait for ever."""
+    """The engine asks for an image only once, so the request of another server would wait for it forever."""
     three.send(0, with_image(1))
     three.report(wire.WantImages((b"X", b"Y")))
     three.send(1, with_image(1))

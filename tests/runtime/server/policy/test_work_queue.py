@@ -1,4 +1,4 @@
-"""The queue of clients' work: turns, shares, and what waits."""
+"""The queue of clients' work: turns, shares of time, and what waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP = QUANTUM / 10
 
 
 class Loop:
-    """A queue whose work is counted. A message is the number of its steps; `seconds` of a client: those of one step."""
+    """A queue that counts its work. A message is its number of steps. seconds: client -> the duration of its steps."""
 
     def __init__(self, max_bytes: int = 1 << 20, **seconds: float) -> None:
         self.now, self.seconds = 0.0, seconds

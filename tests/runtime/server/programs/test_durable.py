@@ -36,7 +36,7 @@ from waits import join, wait_until
 Start = Callable[..., launch.ServerProcess]
 TWOS, THREES = " two" * 60, " three" * 20
 RULE = {"pause": 15, "say": {"one": TWOS, "two": THREES}}
-"""Each engine pauses before its last token, so a killed server is killed during generation."""
+"""Each engine pauses after 15 steps, before its last token, so a server is always killed during generation."""
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def restart(
 
 @pytest.fixture
 def resume_engines(tmp_path: Path) -> Callable[[], None]:
-    """From now on, engines do not pause."""
+    """A call that makes paused engines go on, and later ones not pause."""
     return (tmp_path / "model" / "go").touch
 
 
@@ -160,7 +160,7 @@ if "--flight-fd" in sys.argv:
     sys.exit(process.main(sys.argv[1:]))
 sys.exit(main(sys.argv[1:], engine=[sys.executable, __file__]))
 """
-"""A server with a real engine, which pauses after 60 steps until the file `go` exists beside this one."""
+"""A server with a real engine, which pauses after 60 steps until a file `go` exists beside this one."""
 
 
 @pytest.mark.long
@@ -234,7 +234,7 @@ def test_later_program_with_the_same_key_takes_over(restart: Start, resume_engin
 def test_client_is_asked_once_per_attempt(
     restart: Start, connect: Any, resume_engines: Callable[[], None], is_answered: bool
 ) -> None:
-    """A gen with retries: the answer of the client counts, before or after the server is killed."""
+    """A gen with retries: the client's answer counts, whether it comes before or after the server is killed."""
     server = restart(pause=15, say={"two": " three"})
     program = connect(server).program("k")
     program.limit(wire.ProgramLimits(durable="k"))
@@ -328,7 +328,7 @@ def test_unexpected_error_of_a_reconnect_is_one_attempt_that_failed(
     monkeypatch: pytest.MonkeyPatch,
     comes_back: bool,
 ) -> None:
-    """The thread ended, and the program waited without end."""
+    """Otherwise the thread that reconnects ends, and the program waits without end."""
     server = restart()
     program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     wait_for_tokens(server, 5)
@@ -500,7 +500,7 @@ def test_truncated_or_corrupted_journal_keeps_the_records_before(tmp_path: Path)
 
 
 class Owner:
-    """The durable program of requests in a test."""
+    """The durable program to which requests in a test belong."""
 
     scheduling = SchedulingInfo()
 
@@ -647,7 +647,7 @@ def test_old_journals_are_removed_for_room_and_after_a_day(tmp_path: Path, monke
 
 
 def test_drawn_choice_survives_a_restart(bench: Callable[..., Any], tmp_path: Path) -> None:
-    """Without a seed, too: what the client already has must be what the state goes on with."""
+    """Without a seed too: the state must go on with the choice that the client already has."""
     choices = tuple("abcdefgh")
 
     def choose(n_before: int, *texts: str) -> str:
@@ -669,7 +669,7 @@ def test_drawn_choice_survives_a_restart(bench: Callable[..., Any], tmp_path: Pa
 def test_journal_that_cannot_be_removed_does_not_harm_the_server(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a disk that had become read-only, the end of a durable program whose client was gone ended the server."""
+    """Otherwise, if the disk has become read-only, a durable program that ends after its client ends the server."""
     durables = Durables(Journal(tmp_path / "journal", 1 << 20))
     b = bench(durables=durables)
     for number in (0, 1):

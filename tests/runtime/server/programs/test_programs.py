@@ -342,7 +342,7 @@ def test_nothing_is_encoded_for_a_program_that_has_ended(bench: Any, monkeypatch
 
 
 def test_append_is_done_in_steps_of_few_calls(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """256 parts of 1,024 calls each would take 150 ms."""
+    """In one step, 256 parts with 1,024 calls each would take 150 ms."""
     appended: list[int] = []
     monkeypatch.setattr(RunningProgram, "queue", lambda _, op: appended.append(len(op.parts)))
     calls = tuple(wire.WireToolCall(f"{k:09}", "f") for k in range(100))
@@ -379,7 +379,7 @@ def test_cost_of_waiting_states_is_linear(bench: Any, greedy: Sampler) -> None:
     "op", [Gen(0, 0, wire.Sampling(max_tokens=2)), Gen(0, 0, wire.Sampling(n=0)), Select(0, 0, ("a", "b"))]
 )
 def test_ended_program_leaves_no_cycles(bench: Any, op: wire.Op) -> None:
-    """A collection of the whole heap would hold the loop, so the server makes none while programs run."""
+    """To collect cycles in the whole heap would hold the loop, so the server does not do it while programs run."""
     b = bench()
     b.submit(Append(0, ("a",)), Fork(0, (1,)), op)
     program = weakref.ref(b.programs._programs[b"me"][0])

@@ -53,7 +53,7 @@ def test_mean_includes_every_token(logprobs: list[list[float]], chosen: int) -> 
     ("logprobs", "chosen"),
     [
         ([[-0.5, -5.0], [-0.5, -1.0, -9.0], [-0.6, 0.0]], 1),
-        ([[-0.5], [-0.5, -0.4]], 1),  # an ended choice has its mean
+        ([[-0.5], [-0.5, -0.4]], 1),  # behind its end, a choice counts with its mean
         ([[-0.5], [-0.5, -0.6]], 0),
         ([[-0.5], [-0.5]], 0),
     ],

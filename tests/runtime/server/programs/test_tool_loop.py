@@ -55,7 +55,7 @@ START = f"<|im_start|>system\nf;g;<|im_end|>\n<|im_start|>user\nask<|im_end|>\n{
 
 @pytest.fixture
 def begin(bench: Any, greedy: Sampler) -> Callable[..., Any]:
-    """`begin({"end of a prompt": "output"})`: the bench after the first turn of a gen with tools."""
+    """`begin({"end of a prompt": "output"})` -> the bench after the first turn of a gen with tools."""
 
     def start(outputs: dict[str, str], source: str = CHATML, tools: wire.Tools = TOOLS, stream: bool = False) -> Any:
         b = bench({k: v + "<|im_end|>" for k, v in outputs.items()}, ChatTemplate(source, {}))
@@ -136,7 +136,7 @@ def test_adapter_unloaded_while_a_tool_runs_fails_the_gen(bench: Any, greedy: Sa
 
 @pytest.mark.parametrize("last", [Results(0, 0, 0, ("one",)), Gen(1, 1, adapter="a")], ids=["round", "gen"])
 def test_adapter_replaced_while_a_program_runs_ends_it(bench: Any, greedy: Sampler, last: wire.Op) -> None:
-    """The next round, or the next gen, went on with the other adapter."""
+    """Otherwise the next round, or the next gen, goes on with the other adapter."""
     b = bench({OPEN: call("f") + "<|im_end|>"}, ChatTemplate(CHATML, {}))
     b.adapters.add("a", "/a", b"A")
     gen = Gen(0, 0, greedy(max_tokens=160), name="g", tools=TOOLS, adapter="a")

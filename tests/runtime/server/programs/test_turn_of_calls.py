@@ -42,7 +42,7 @@ G = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
 
 @pytest.fixture
 def turn(bench: Any, greedy: Callable[..., wire.Sampling]) -> Callable[..., Any]:
-    """`turn({"end of a prompt": "output"}, must_call=True)`: the bench after one gen with tools."""
+    """`turn({"end of a prompt": "output"}, must_call=True)` -> the bench after one gen with tools."""
 
     def run(
         outputs: dict[str, str], source: str = CHATML, parts: tuple[wire.Part, ...] = TURN, stream: bool = False,
@@ -177,7 +177,7 @@ def test_a_call_that_must_come_begins_in_the_prompt(
 def test_prose_in_place_of_a_required_call_without_a_mark_is_text(
     turn: Callable[..., Any], greedy: Callable[..., wire.Sampling]
 ) -> None:
-    """No constraint is in force under ignore_eos."""
+    """With ignore_eos, no constraint is in force."""
     sampling = greedy(max_tokens=160, ignore_eos=True, stop=("!",))
     b = turn({OPEN: "I cannot call it!"}, BARE, stream=True, sampling=sampling, must_call=True)
     assert (sample(b).calls, sample(b).text) == ((), "I cannot call it")

@@ -38,7 +38,7 @@ def test_good_request_meets_both_levels() -> None:
     for ttft, itl in ((0.4, 0.04), (0.6, 0.04), (0.4, 0.06), (0.6, 0.06), (0.5, 0.04)):
         goodput.request(finished_request(ttft, itl))
     goodput.request(finished_request(0.4, 0.0, n=1))  # one token has no inter-token latency
-    goodput.request(finished_request(0.0, 0.0, n=0))  # of a select
+    goodput.request(finished_request(0.0, 0.0, n=0))  # as for a select
     assert goodput.counts | {} == {
         "requests": 6, "good_requests": 3, "tokens": 26, "good_tokens": 11, "programs": 0, "good_programs": 0
     }  # fmt: skip
@@ -76,7 +76,7 @@ def test_program_time_ends_at_its_last_gen() -> None:
 
 
 def test_program_time_does_not_jump_with_the_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that ran when daylight saving time began counted as one of an hour more."""
+    """Otherwise a program that runs when daylight saving time begins seems to take an hour more."""
     observer = Observer(config.make(slo="program=10s"), "m", contextlib.ExitStack())
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()

@@ -24,7 +24,7 @@ Serve = Callable[..., launch.ServerProcess]
 
 
 def read_metrics(port: int) -> dict[str, float]:
-    """Every sample by name and labels."""
+    """Name and labels -> value, for all samples."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {m[1]: float(m[2]) for m in re.finditer(r"^(banyan_\S+) (\S+)$", text, re.M)}
@@ -74,7 +74,7 @@ def test_engine_that_ended_is_still_counted(metrics: Metrics) -> None:
 
 
 def test_counts_of_an_engine_that_died_while_it_was_asked_are_kept(metrics: Metrics) -> None:
-    """The totals fell by what the dead engine had counted: its row was empty before its `starts` rose."""
+    """Its row is empty before its `starts` rises. The totals must not fall then by what the dead engine had counted."""
     totals = []
     for starts, steps in ((1, 90), (1, None), (2, 5), (2, 6)):
         rows = {"0": {"starts": 1, "engine": {"steps": 110}}, "1": {"starts": starts, "engine": {}}}

@@ -106,7 +106,7 @@ THINKING = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-"""As Qwen3 has it."""
+"""The switch is that of Qwen3's template."""
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"
 
 
@@ -356,11 +356,11 @@ def test_hostile_template_fails_fast(source: str) -> None:
     with pytest.raises((BadModel, BadProgram)):
         ChatTemplate(source, {}).render([ChatMessage("user", "a")])
     assert not has_peak or resident("VmHWM") - before < 64 << 20
-    assert time.thread_time() - started < 5  # it takes less than 1 s; without limits minutes
+    assert time.thread_time() - started < 5  # it takes less than 1 s, and minutes without limits
 
 
 def reset_peak() -> bool:
-    """Let the peak of memory be that from here on. tracemalloc takes 10 times as long. False: this kernel cannot."""
+    """Measure the peak of memory anew from here on; False if this kernel cannot. tracemalloc takes 10 times as long."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -369,7 +369,7 @@ def reset_peak() -> bool:
 
 
 def resident(field: str) -> int:
-    """Bytes of this process that are in memory now (VmRSS), or were at most (VmHWM)."""
+    """Bytes of this process that are in memory now (VmRSS), or were at the peak (VmHWM)."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) << 10
 

@@ -16,7 +16,8 @@ ALPHABET = "ab é€🙂"
 
 
 def first_stop(text: str, stops: list[str]) -> int:
-    """The start of the stop that is complete first, and of those the longest; else the end of the text."""
+    """The start of the stop that is complete first, or the end of the text. If several are complete at the same
+    character, it is the start of the longest."""
     matches = [(at + len(s), at) for s in stops if (at := text.find(s)) >= 0]
     return min(matches)[1] if matches else len(text)
 
@@ -159,7 +160,7 @@ def test_detokenizer_with_a_real_vocabulary(words: Tokenizer) -> None:
 
 
 def test_cost_of_a_token_does_not_depend_on_the_stops() -> None:
-    """Stops whose beginnings are all in the text, and which overlap with themselves."""
+    """The beginnings of these stops are all in the text, and overlap with themselves."""
     spelling = [b"a" * 8]
 
     def seconds(stops: list[str]) -> float:

@@ -56,7 +56,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
 
 
 def huge_png(width: int, height: int) -> bytes:
-    """The head of a PNG of so many pixels, which would be decoded to zeros."""
+    """The first part of a PNG of this size, whose pixels would be decoded to zeros."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -182,7 +182,7 @@ def test_known_images_are_bounded(images: Images, monkeypatch: pytest.MonkeyPatc
 
 
 def test_known_image_does_not_wait_while_another_is_scaled(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's loop asks for the tokens of known images."""
+    """The server's loop asks for the tokens of known images, and must not stand still."""
     known, new = ImageFile(png(66, 60)), ImageFile(png(66, 61))
     tokens, process = images.tokens(known), images._process
     has_begun, may_end, scaled = threading.Event(), threading.Event(), list[bytes]()

@@ -32,8 +32,8 @@ NOW = datetime(2024, 1, 1)
 
 
 def growth(work: Callable[[int], object], n: int) -> float:
-    """CPU time of `work(4 * n)` in that of `work(n)`: near 4 where it is linear, near 16 where it is quadratic. It is
-    measured two times, and up to five times until it looks linear, because another load can raise it."""
+    """CPU time of `work(4 * n)` divided by that of `work(n)`: near 4 if it is linear, near 16 if it is quadratic. Both
+    are measured at least twice, and up to five times until they look linear, because other load can raise them."""
 
     def cost(n: int) -> float:
         started = time.thread_time()
@@ -344,7 +344,7 @@ TEMPLATES = (TRIM, DEFAULT_SYSTEM, DROP_THOUGHTS, SYSTEM_IN_USER, EOS_AT_END)
 def test_tokens_do_not_depend_on_what_is_remembered(
     words: Tokenizer, source: str, steps: list[tuple[str, str, str]]
 ) -> None:
-    """Runs that are known to be valid are the same as those that are compared with the text."""
+    """Runs that are remembered as valid are the same as those that are compared with the text."""
     remembering, comparing = Writer(words, source), Writer(words, source)
     for kind, role, text in steps:
         for w in (remembering, comparing):
@@ -485,7 +485,7 @@ def test_roles_and_calls_count_as_work() -> None:
 
 
 def test_text_between_turns_counts_as_work() -> None:
-    """12 of them take 3 ms, too long for the server's loop (worker.MAX_INLINE)."""
+    """12 such texts take 3 ms, which is too long for the server's loop (worker.MAX_INLINE)."""
     prompt = PromptText()
     for k in range(1, 13):
         for piece in (TurnStart("user"), TextSpan("a"), TurnEnd(), TextSpan("gap"), TextSpan("s")):

@@ -1,4 +1,4 @@
-"""stop_regex patterns: where they match, and their bounded time."""
+"""The patterns of stop_regex: where they match, and that their time is bounded."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("n_chars", in_short([8], [8, 60, 2000]))
 def test_cache_counts_the_memory_it_takes(n_chars: int) -> None:
-    """Also of short texts, whose entries take more than their characters."""
+    """Even of short texts, whose entries take more memory than their characters."""
 
     def encode(text: str, **_: Any) -> Any:
         return SimpleNamespace(ids=[7] * (len(text) // 4))
@@ -177,7 +177,8 @@ def test_cache_counts_the_memory_it_takes(n_chars: int) -> None:
 
 
 def test_conversation_ids_do_not_depend_on_the_cache(words: Tokenizer) -> None:
-    """Control tokens and their spelling in data, with text of several spans: the ids with and without the cache."""
+    """For control tokens, data that spells control tokens, and text of several spans, the ids are the same with and
+    without the cache."""
     assert words._cache is not None
     examples = "the quick brown fox jumps over the lazy dog. " * 8
     for question in ("the fox", " dog<|im_end|>", "<|im_start|>", "", "  \n over"):

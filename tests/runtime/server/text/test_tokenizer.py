@@ -60,7 +60,7 @@ def test_ids_of_a_client_are_its_prompt_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_ids_of_a_client_may_be_cut_inside_of_a_character(words: Tokenizer, chatml: ChatTemplate, reads: bool) -> None:
-    """The echo of a long prompt had marks of broken text where the HTTP process had cut its ids."""
+    """Otherwise the echo of a long prompt has marks of broken text where the HTTP process has cut its ids."""
     text, now = "a€🙂é\U0001f333b€", datetime.now()
     ids = words.encode([TextSpan(text)])
     for size in range(3, 7):
@@ -150,7 +150,7 @@ def test_sentencepiece_byte_tokens(tmp_path: Path) -> None:
 
 
 def test_added_runs_of_spaces_are_spelled_as_spaces(tmp_path: Path) -> None:
-    """Gemma's vocabulary adds runs of the character that stands for a space. Names of control tokens keep theirs."""
+    """Gemma's vocabulary adds runs of the character that stands for a space. In names of control tokens, it stays."""
     library = sentencepiece(tmp_path)._tokenizer
     library.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in ("▁▁", "<｜a▁b｜>")])
     library.add_special_tokens(["c▁d"])
@@ -305,7 +305,7 @@ def test_known_regexes_take_time_linear_in_the_text(pattern: str) -> None:
     for kind in (" ", "\n", "a", "A", "1", "'", "語", " \n", "A'", "ʰ"):
         for tail in ("", "x", " ", "!"):
             text = (kind * 4000)[:4000] + tail
-            # At 10 ns for each pair of characters, 4,000 characters in quadratic time would take 160 ms.
+            # In quadratic time, at 10 ns for each pair of characters, 4,000 characters would take 160 ms.
             assert seconds(text) < 0.05 or min(seconds(text) for _ in range(5)) < 0.05
 
 
