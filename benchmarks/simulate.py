@@ -156,7 +156,7 @@ class Machine:
 
 
 STOP = array("i", [VOCABULARY]).tobytes()
-"""For Run.stop_ids: the token with which a request stops by itself."""
+"""The `stop_ids` of all requests: the token with which the model ends an output."""
 
 
 def ids(tokens: Iterable[int]) -> bytes:

@@ -142,7 +142,7 @@ class Router:
         insort(self._order, self._keys[engine])
 
     def first(self, request: Request, n_computed: int) -> None:
-        """Called at a request's first token. n_computed: tokens of its prompt that were not cached."""
+        """Note that a request got its first token. n_computed: tokens of its prompt that were not cached."""
 
     def ended(self, request: Request) -> None:
         self.add(request.engine, -1.0)

@@ -92,7 +92,7 @@ def test_source_of_a_copy_is_locked_until_the_close() -> None:
 
 @pytest.mark.parametrize(("n_pages", "n_ids", "n_cached"), [(3, 11, 8), (4, 11, 9), (4, 14, 8), (5, 14, 9)])
 def test_single_lease_can_grow_to_all_of_its_ids(n_pages: int, n_ids: int, n_cached: int) -> None:
-    """If the pool can hold them. No copy is made if its source page is needed for that."""
+    """The pool can just hold them. If the source page of a copy is needed for that, no copy is made."""
     cache = Cache(n_pages, 4)
     open_run(cache, PROMPT).close()
     lease = cache.open(PROMPT + bytes(4 * (n_ids - 10)), limit=9)
@@ -269,7 +269,7 @@ def test_closed_leases_leak_no_pages() -> None:
 
 
 def test_close_of_the_cache_closes_leases_in_the_order_of_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the contents of host memory depend only on the calls, not on the addresses of the leases."""
+    """The contents of host memory then depend only on the calls, not on the addresses of the leases."""
     closed, close = list[int](), Lease.close
     monkeypatch.setattr(Lease, "close", lambda self: (closed.append(len(self._ids) // 4), close(self)))
     for _ in range(5):

@@ -792,7 +792,7 @@ def _of_a_kind(d: Draw) -> tuple[list[str], list[str], str, list[str]]:
 
 
 def _composed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """As `_told`, with a text made from `clauses`."""
+    """Like `_told`, with a text made from `clauses`."""
     way = d.rng.random()
     if way < 0.14:
         names, kinds, template, absent = _of_a_kind(d)
@@ -830,7 +830,7 @@ def _composed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]
 
 
 def _framed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """As `_told`, with a text from `roles`: a value's role in the text tells which field it belongs to."""
+    """Like `_told`, with a text from `roles`: a value's role in the text tells which field it belongs to."""
     if d.chance(0.18):
         return _quantified(d)
     frame = d.pick(roles.FRAMES)
@@ -838,7 +838,7 @@ def _framed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
 
 
 def _parted(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """As `_framed`, with a text from `parts`."""
+    """Like `_framed`, with a text from `parts`."""
     frame = d.pick(parts.FRAMES if d.chance(0.72) else parts.TWOS)
     return _with_roles(d, frame.roles, d.pick(frame.texts), NOISE, 0.15)[:4]
 
@@ -855,7 +855,7 @@ def _with_roles(
     noise: Sequence[str],
     named: float = 0.0,
 ) -> tuple[dict[str, str], str, list[str], dict[str, Maker], dict[str, str]]:
-    """As `_told`, with a text from `phrase`, and field -> letter of its slot.
+    """Like `_told`, with a text from `phrase`, and field -> letter of its slot.
 
     slots: letter -> (how the value is drawn, names of the field). named: share of the field names that are extended,
     for instance to `name_of_buyer`.
@@ -901,7 +901,7 @@ def _drawn(kind: str) -> Maker:
 
 
 def _measured(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker], dict[str, str]]:
-    """As `_told`, with a text about several numbers, and field -> its meaning."""
+    """Like `_told`, with a text about several numbers, and field -> its meaning."""
     if d.chance(0.2):
         record, text, meanings = amounts.counted(d, d.pick((person, place, titled, firm, thing))(d))
         return record, text, [], {}, meanings
@@ -940,7 +940,7 @@ def _run_on(d: Draw) -> tuple[dict[str, str], str]:
 
 
 def _quantified(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
-    """As `_told`, with a text about a thing and several numbers that only their units tell apart."""
+    """Like `_told`, with a text about a thing and several numbers that only their units tell apart."""
     chosen: list[tuple[str, str, str]] = []
     for row in d.some(roles.QUANTITIES, 8):
         unit = row[0].split()[0]

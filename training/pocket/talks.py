@@ -1257,7 +1257,7 @@ def _apart(d: Draw, rows: tuple[tuple[str, ...], ...], n: int) -> list[tuple[str
 
 
 def _people(d: Draw, makers: Makers) -> tuple[str, Asked, list[str]]:
-    """As `_passage`, with a text about who does or is what, perhaps with opening times, prices and the like."""
+    """Like `_passage`, with a text about who does or is what, perhaps with opening times, prices and the like."""
     n = d.pick((2, 2, 3, 3, 4, 5))
     is_duty = d.chance(0.55)
     rows = _apart(d, DUTIES if is_duty else ROLES, n)

@@ -251,7 +251,7 @@ def test_deterministic_drafts_do_not_branch(cold: tuple[str, Rows, Outputs], fak
 
 @pytest.mark.long
 def test_logits_depend_on_the_batch_without_the_option(native: None) -> None:
-    """Otherwise the tests above would prove nothing."""
+    """If they did not, the tests above would prove nothing."""
     rows = Rows()
     inputs = prompts(model("float32").spec.vocab_size)
     for text in inputs:

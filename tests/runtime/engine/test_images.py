@@ -123,8 +123,8 @@ def test_config_without_a_text_config_is_read(family: str, tmp_path: Path, fake:
 def test_rows_that_see_each_other_are_read_from_the_pages_of_all_layers(
     tmp_path: Path, fake: ModuleType, tiny: ModuleType
 ) -> None:
-    """So windowed layers have no pages of their own: these would have other numbers, and would be too few for an image
-    of more than `step_tokens` rows."""
+    """Windowed layers have no pages of their own here: these would have other numbers, and would be too few for an
+    image of more than `step_tokens` rows."""
     own = Model(tmp_path / "model", "gemma3", fake, tiny)
     options: dict[str, Any] = {"device": "cpu", "threads": 1, "kv_memory": "2048 tokens", "page": 4, "step_tokens": 4}
     e = build(configs.make(model=str(tmp_path / "model"), speculate="grammar", **options))

@@ -142,7 +142,7 @@ def test_requests_of_clients_take_turns_behind_other_orders(monkeypatch: pytest.
 
 
 def test_request_aborted_before_the_engine_takes_it_ends_in_its_host() -> None:
-    """Otherwise the host counts it forever and, if it is a trial, forever waits for its end before the next trial."""
+    """The host does not count it forever, and after a trial it can send the next one."""
     shared = SharedEngine()
     trial = Run(3, b"", order=(0, 0), is_trial=True)
     with zmq.Context() as context, context.socket(zmq.PAIR) as host:

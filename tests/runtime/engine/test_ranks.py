@@ -313,7 +313,7 @@ def close(one: Ranks) -> None:
     ("", 1),
 ])  # fmt: skip
 def test_rank_0_ends_as_the_rank_did(two: Two, end: str, expected: int) -> None:
-    """So the server knows whether the engine was ended from outside, or perhaps by a request."""
+    """From its end, the server knows whether the engine was ended from outside, or perhaps by a request."""
     rank_0, ends = two(f"{HAS_LOADED}s.sendall(b'{{}}\\n'); {end}")
     rank_0.connect(Shard(0, 2), SIZE, "cpu")
     rank_0._watcher.join()

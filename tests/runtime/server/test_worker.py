@@ -397,8 +397,8 @@ def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> Non
 def test_round_ends_if_handling_an_engine_removes_a_later_one(
     fake_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
-    """Otherwise the loop reads from the closed socket of the removed engine without end, or starts another engine in
-    its place."""
+    """The loop neither reads from the closed socket of the removed engine without end, nor starts another engine in its
+    place."""
     monkeypatch.setattr(traceback, "print_exc", lambda: pytest.fail(traceback.format_exc()))
     options = config.make(model=str(fake_model()), socket=str(tmp_path / "private" / "s"), replicas=2)
     server = worker.Server(options, None, None, False, (sys.executable, str(FAKE)))

@@ -136,7 +136,8 @@ def test_late_client_gets_no_credit_for_its_absence(schedule: Schedule) -> None:
 
 
 def test_client_that_returns_is_still_ahead() -> None:
-    """Otherwise a client that sends the requests of one step at a time would never be ahead of others."""
+    """Served tokens still count after the requests have ended. If they did not, a client that sends the requests of one
+    step at a time would never be ahead."""
     d = Driver("dfs")
     other = d.add(0, client=0).client
     for rid, n_served in enumerate((queue.QUANTUM, queue.QUANTUM, 9 * queue.QUANTUM, 0), 1):

@@ -210,7 +210,7 @@ def test_tiny_pool_finishes_all_requests(
 
 @pytest.mark.parametrize("page", [1, 4, 16])
 def test_request_that_just_fits_finishes_with_a_full_cache(fake: ModuleType, page: int) -> None:
-    """Even if a page that it shares in part must be copied and no page is free for the copy."""
+    """A page that it shares in part would have to be copied, but no page is free for the copy."""
     ids = prompts(1, shared=42, own=0)[0]
     for n in (1, 7, 16, 33):
         e = fake.engine(page=page, n_pages=48 // page)
@@ -344,7 +344,7 @@ def test_scores_survive_a_retraction(fake: ModuleType, monkeypatch: pytest.Monke
 
 
 def test_request_that_is_held_back_evicts_nothing(fake: ModuleType) -> None:
-    """Not even to make room for its prefix from host memory."""
+    """No page is evicted to bring back its prefix from host memory either."""
     e = fake.engine(page=16, n_pages=32, n_host=64)
     young, old = ([k] * 300 for k in (9, 1))
     one = Sampling(temperature=0, max_tokens=1)

@@ -139,7 +139,7 @@ def refuse_to_start(*_: Any, **options: Any) -> None:
 def test_constraint_fails_if_no_process_can_be_started_and_can_be_tried_again(
     driver: CheckerDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise later gens with the constraint wait without end."""
+    """Later gens with the constraint do not wait without end."""
     spec = ConstraintSpec("regex", "[ab]")
     with monkeypatch.context() as patch:
         patch.setattr(launch.ChildProcess, "__init__", refuse_to_start)
@@ -154,7 +154,7 @@ def test_constraint_fails_if_no_process_can_be_started_and_can_be_tried_again(
 def test_constraint_fails_if_no_process_can_be_started_in_place_of_one_that_died(
     hanging: CheckerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the OSError ends the server."""
+    """The OSError does not end the server."""
     verdicts = hanging.begin(ConstraintSpec("regex", "hang"))
     monkeypatch.setattr(launch.ChildProcess, "__init__", refuse_to_start)
     assert hanging.checker._child is not None

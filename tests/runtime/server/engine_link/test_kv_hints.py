@@ -291,7 +291,7 @@ def test_memory_of_ended_rests_is_bounded(clocked: Any) -> None:
 
 
 def test_programs_that_the_engine_refuses_are_forgotten(clocked: Any) -> None:
-    """Even if the engine makes no step, after which resting states are looked at."""
+    """The engine makes no step, after which resting states would be looked at."""
     hints = clocked.requests.kv_hints
     clocked.submit(Append(0, ("one " * 600,)), Gen(0, 0, SHORT), last=True)
     clocked.run()

@@ -61,8 +61,8 @@ def test_socket_that_cannot_be_read_does_not_hold_the_loop(tmp_path: Path, capsy
 
 
 def test_engine_that_does_not_end_is_replaced_later_and_does_not_hold_the_loop(tmp_path: Path) -> None:
-    """Otherwise, when an engine gets other weights, the loop stands still until the engine before has ended, for up to
-    5 s."""
+    """When an engine gets other weights, the loop does not stand still until the engine before has ended, which may
+    take 5 s."""
     context: Any = zmq.Context()
     tmp_path.chmod(0o700)
     asleep = ("sh", "-c", "exec sleep 600")  # it does not notice that its pipe is closed

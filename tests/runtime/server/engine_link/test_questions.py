@@ -211,8 +211,8 @@ def test_engine_of_another_machine_that_lacks_an_adapter_is_refused_and_the_othe
 
 
 def test_engine_of_another_machine_with_other_files_of_an_adapter_is_refused(words: Tokenizer) -> None:
-    """Otherwise the name moves to that engine's files, the others load theirs again, the name moves back, and so on
-    without end."""
+    """The name keeps its files. If it moved to the files of that engine, the others would load theirs again, the name
+    would move back, and so on without end."""
     asked = AskedPair(words)
     asked.engines[1].link.host = "gpu1"
     asked.adapters.add("a", "/a", b"A")
@@ -238,7 +238,7 @@ def test_adapter_whose_files_have_changed_here_is_loaded_again_once(words: Token
 
 
 def test_adapter_whose_files_differ_between_engines_is_not_loaded(words: Tokenizer) -> None:
-    """Otherwise one engine is told to unload what it has loaded, and gens with the adapter fail there."""
+    """All engines unload it. If it was unloaded on one only, gens with the adapter would fail there."""
     asked = AskedPair(words)
     asked.ask("load_adapter", "a")
     asked.answer(b"A", at=0)
@@ -353,7 +353,7 @@ def test_engine_that_died_while_an_adapter_was_loaded_loads_it_later(words: Toke
 
 
 def test_engine_that_died_after_it_had_loaded_an_adapter_loads_it_again(words: Tokenizer) -> None:
-    """Otherwise the engine that takes its place never gets the adapter."""
+    """The engine that takes its place loads the adapter too."""
     asked = AskedPair(words)
     asked.ask("load_adapter", "a")
     loaded = wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode())

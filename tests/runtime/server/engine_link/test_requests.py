@@ -245,7 +245,7 @@ def test_engine_is_told_the_end_of_a_program_after_the_aborts_of_its_requests(wo
 def test_durable_request_whose_engine_is_lost_before_its_output_is_restored_is_sent_once(
     words: Tokenizer, lose: str
 ) -> None:
-    """Otherwise it is sent without its output and again with it, and the engine refuses the second one."""
+    """It is sent with its output only. If it was sent without it first, the engine would refuse the second Run."""
     calls: list[Callable[[], None]] = []
     commands: list[Any] = []
 

@@ -328,7 +328,7 @@ def test_unexpected_error_of_a_reconnect_is_one_attempt_that_failed(
     monkeypatch: pytest.MonkeyPatch,
     comes_back: bool,
 ) -> None:
-    """Otherwise the thread that reconnects ends, and the program waits without end."""
+    """The thread that reconnects goes on, so the program does not wait without end."""
     server = restart()
     program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     wait_for_tokens(server, 5)
@@ -669,7 +669,7 @@ def test_drawn_choice_survives_a_restart(bench: Callable[..., Any], tmp_path: Pa
 def test_journal_that_cannot_be_removed_does_not_harm_the_server(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, if the disk has become read-only, a durable program that ends after its client ends the server."""
+    """The disk has become read-only, and a durable program ends whose client is gone; the server goes on."""
     durables = Durables(Journal(tmp_path / "journal", 1 << 20))
     b = bench(durables=durables)
     for number in (0, 1):

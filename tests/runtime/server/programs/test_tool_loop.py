@@ -136,7 +136,7 @@ def test_adapter_unloaded_while_a_tool_runs_fails_the_gen(bench: Any, greedy: Sa
 
 @pytest.mark.parametrize("last", [Results(0, 0, 0, ("one",)), Gen(1, 1, adapter="a")], ids=["round", "gen"])
 def test_adapter_replaced_while_a_program_runs_ends_it(bench: Any, greedy: Sampler, last: wire.Op) -> None:
-    """Otherwise the next round, or the next gen, goes on with the other adapter."""
+    """The next round, or the next gen, does not go on with the other adapter."""
     b = bench({OPEN: call("f") + "<|im_end|>"}, ChatTemplate(CHATML, {}))
     b.adapters.add("a", "/a", b"A")
     gen = Gen(0, 0, greedy(max_tokens=160), name="g", tools=TOOLS, adapter="a")

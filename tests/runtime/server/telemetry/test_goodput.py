@@ -76,7 +76,7 @@ def test_program_time_ends_at_its_last_gen() -> None:
 
 
 def test_program_time_does_not_jump_with_the_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a program that runs when daylight saving time begins seems to take an hour more."""
+    """A program that runs when daylight saving time begins does not seem to take an hour more."""
     observer = Observer(config.make(slo="program=10s"), "m", contextlib.ExitStack())
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()

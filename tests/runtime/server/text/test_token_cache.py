@@ -161,7 +161,7 @@ def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("n_chars", in_short([8], [8, 60, 2000]))
 def test_cache_counts_the_memory_it_takes(n_chars: int) -> None:
-    """Even of short texts, whose entries take more memory than their characters."""
+    """The entries of short texts take more memory than their characters."""
 
     def encode(text: str, **_: Any) -> Any:
         return SimpleNamespace(ids=[7] * (len(text) // 4))

@@ -60,7 +60,7 @@ def test_ids_of_a_client_are_its_prompt_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_ids_of_a_client_may_be_cut_inside_of_a_character(words: Tokenizer, chatml: ChatTemplate, reads: bool) -> None:
-    """Otherwise the echo of a long prompt has marks of broken text where the HTTP process has cut its ids."""
+    """The HTTP process cuts the ids of a long prompt; its echo has no marks of broken text there."""
     text, now = "a€🙂é\U0001f333b€", datetime.now()
     ids = words.encode([TextSpan(text)])
     for size in range(3, 7):
