@@ -1,5 +1,4 @@
-"""Programs on real processes while their engine is killed and stopped, and clients vanish: for
-chaos.py and the tests."""
+"""For chaos.py and tests: programs on real processes while their engine is killed and stopped, and clients vanish."""
 
 from __future__ import annotations
 

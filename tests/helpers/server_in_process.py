@@ -82,7 +82,7 @@ class Engine(Protocol):
 
 
 class _Listeners:
-    """In place of Listeners."""
+    """Stands in for Listeners."""
 
     address, report, peer = "", (), ""
 
@@ -115,7 +115,7 @@ class _Listeners:
 
 
 class _Link:
-    """In place of EngineLink. Commands and reports pass through their encoding."""
+    """Stands in for EngineLink. Commands and reports pass through their encoding."""
 
     pid, n_starts, is_gone, host = 0, 1, False, ""
 
@@ -154,7 +154,7 @@ class _Link:
 
 
 class _Threads:
-    """In place of a ThreadPoolExecutor."""
+    """Stands in for a ThreadPoolExecutor."""
 
     def __init__(self, **_: Any) -> None:
         self.work: deque[Callable[[], None]] = deque()
@@ -167,7 +167,7 @@ class _Threads:
 
 
 class _Constraints:
-    """In place of a ConstraintChecker: checks the size, and compiles nothing."""
+    """Stands in for a ConstraintChecker: checks the size, and compiles nothing."""
 
     sockets = ()
     kept = (0, 0)
@@ -188,7 +188,7 @@ class _Constraints:
 
 
 class _Poller:
-    """In place of a zmq.Poller. `poll` lets the next event happen."""
+    """Stands in for a zmq.Poller. `poll` lets the next event happen."""
 
     def __init__(self, next_ready: Callable[[int], Iterable[object]]) -> None:
         self._next_ready = next_ready
