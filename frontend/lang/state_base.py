@@ -684,7 +684,7 @@ class Group(Generic[S]):
             each = list(what)
             if len(each) != len(self):
                 raise BadProgram(
-                    f"a list of {len(each)} items was appended to {len(self)} branches; it needs one item for each"
+                    f"a list of length {len(each)} was appended to {len(self)} branches; it needs one item for each"
                 )
         else:
             raise BadProgram(f"branches take an expression, a list of them or a function, not {type(what).__name__}")

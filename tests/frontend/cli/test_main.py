@@ -289,7 +289,7 @@ def test_usage_error_is_one_line_with_status_2(argv: list[str], words: str, capf
         ("run --quantization awq p.py", "--quantization is --weight-dtype here"),
         ("serve --max-model-len 4096", "--max-model-len is --context here"),
         ("serve --gpu-memory-utilization 0.9", "--gpu-memory-utilization is --kv-memory here"),
-        ("serve --served-model-name a", "leave --served-model-name out: the API has the hub id"),
+        ("serve --served-model-name a", "leave --served-model-name out: the API names the model by its hub id"),
         ("serve --trust-remote-code", "leave --trust-remote-code out: it has no effect here"),
         ("serve --pp-size 2", "leave --pp-size out: an engine is on one machine"),
         ("serve --random-seed 1", "leave --random-seed out: each run has its own seed"),

@@ -65,7 +65,7 @@ def test_group_appends_to_every_branch(mock: bn.Mock) -> None:
         assert forks[1].text() == "all <|im_start|>user\ntwo<|im_end|>\n#1 !"
         assert len(forks) == 2
         assert forks[:1] == [forks[0]]
-        with pytest.raises(bn.BadProgram, match="list of 1 was appended to 2"):
+        with pytest.raises(bn.BadProgram, match="list of length 1 was appended to 2"):
             forks += ["one"]
         with pytest.raises(bn.BadProgram, match="int"):
             forks += 5

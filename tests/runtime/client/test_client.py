@@ -183,7 +183,7 @@ def test_error_names_program_gen_and_line(join: Join) -> None:
         program.future(0).result(10)
     assert (e.value.program, e.value.gen, e.value.line) == ("story", "hero", "story.py:7")
     assert e.value.prompt_tail.endswith("x x ")
-    with pytest.raises(PromptTooLong, match="before it"):
+    with pytest.raises(PromptTooLong, match="an earlier op"):
         program.future(1).result(10)
 
 
@@ -330,7 +330,7 @@ def test_hanging_server_is_detected_by_missed_heartbeats(serve: Serve, monkeypat
 def test_oversized_op_is_refused_at_submit(serve: Serve) -> None:
     c = connect(serve(options={"max_message": 1 << 16}, say={"a": "b"}).socket)
     program = c.program("big")
-    with pytest.raises(BadMessage, match=r"the select 'x' at file.py:3 takes \d+ bytes.*fewer .* max_message"):
+    with pytest.raises(BadMessage, match=r"the select 'x' at file.py:3 has \d+ bytes.*fewer .* max_message"):
         program.submit([wire.Select(0, 0, ("x" * (1 << 17), "y"), name="x", line="file.py:3")])
     ask(program, "a")
     assert program.future(0).result(10).samples[0].text == "b"

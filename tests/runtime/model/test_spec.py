@@ -221,7 +221,7 @@ def test_gguf_is_named_by_a_repository(tmp_path):
         ("BertModel", "an encoder"),
         ("BertForMaskedLM", "masked words"),
         ("Qwen2ForRewardModel", "scores"),
-        ("Odd", "no causal"),
+        ("Odd", "not a causal"),
     ],
 )
 def test_model_that_generates_no_text_is_named(copy, architecture, kind):

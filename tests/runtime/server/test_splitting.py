@@ -62,10 +62,10 @@ def test_use_with_long_arguments_becomes_its_ops() -> None:
 @pytest.mark.parametrize(
     ("op", "error"),
     [
-        (wire.Select(0, 0, ("a" * 2000,), name="x", line="f:3"), r"the select 'x' at f:3 takes 20\d\d bytes.*choices"),
+        (wire.Select(0, 0, ("a" * 2000,), name="x", line="f:3"), r"the select 'x' at f:3 has 20\d\d bytes.*choices"),
         (wire.Gen(0, 0, tools=wire.Tools(("a" * 2000,))), "shorter tools or a smaller schema"),
         (wire.Results(0, 0, 0, ("a" * 2000,)), "let the tools return less"),
-        (wire.Append(0, (wire.Image(b"a" * 2000, "image/png"),)), "an image takes"),
+        (wire.Append(0, (wire.Image(b"a" * 2000, "image/png"),)), "an image has"),
     ],
 )  # fmt: skip
 def test_op_that_cannot_be_cut_is_refused_with_advice(op: wire.Op, error: str) -> None:

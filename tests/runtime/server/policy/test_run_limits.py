@@ -91,7 +91,7 @@ def test_gen_timeout_starts_when_the_gen_is_ready(bench: Any, greedy: Any) -> No
     advance(b, 0.2)
     assert (b.failed(1).code, b.failed(1).message) == ("deadline_exceeded", "the gen's timeout of 2 s ran out")
     assert b.failed(2).code == "deadline_exceeded"
-    assert "before it" in b.failed(2).message
+    assert "an earlier op of the same state failed" in b.failed(2).message
     submit(b, None, Append(0, ("a",)), Gen(0, 0, greedy(), timeout=1.0), program=1)
     b.run()
     advance(b, 5.0)
@@ -106,7 +106,7 @@ def test_select_timeout_fails_the_select(bench: Any, greedy: Any) -> None:
     assert not b.messages(wire.Failed)
     advance(b, 0.2)
     assert (b.failed(0).code, b.failed(0).message) == ("deadline_exceeded", "the select's timeout of 2 s ran out")
-    assert "before it" in b.failed(1).message
+    assert "an earlier op of the same state failed" in b.failed(1).message
     assert not b.requests.living
 
 
