@@ -23,19 +23,26 @@ struct AdaptedRows {  // task i: the rows `rows[starts[i]]` to `rows[starts[i + 
     int64_t n_tasks;
 };
 
-// out[q] = x . w[q], for RANK_STEP rows of w
-template <class T>
-inline void dots(const T* x, const T* w, int64_t n, float* out) {
-    vf t[RANK_STEP] = {};
+// out[r][q] = x[r] . w[q], for R rows of x and RANK_STEP rows of w. Two rows share what is read of w, and their sums do
+// not wait for each other.
+template <int R, class T>
+inline void dots(const T* const* x, const T* w, int64_t n, float* out, int s_out) {
+    vf t[R][RANK_STEP] = {};
     int64_t i = 0;
     for (; i + W <= n; i += W) {
-        const vf a = load(x + i);
-        for (int q = 0; q < RANK_STEP; q++) t[q] += a * load(w + q * n + i);
+        vf b[RANK_STEP];
+        for (int q = 0; q < RANK_STEP; q++) b[q] = load(w + q * n + i);
+        for (int r = 0; r < R; r++) {
+            const vf a = load(x[r] + i);
+            for (int q = 0; q < RANK_STEP; q++) t[r][q] += a * b[q];
+        }
     }
-    for (int q = 0; q < RANK_STEP; q++) {
-        out[q] = sum(t[q]);
-        for (int64_t j = i; j < n; j++) out[q] += get(x[j]) * get(w[q * n + j]);
-    }
+    for (int r = 0; r < R; r++)
+        for (int q = 0; q < RANK_STEP; q++) {
+            float& total = out[r * s_out + q];
+            total = sum(t[r][q]);
+            for (int64_t j = i; j < n; j++) total += get(x[r][j]) * get(w[q * n + j]);
+        }
 }
 
 template <class T>
@@ -44,7 +51,11 @@ void add_low_rank(const LowRank& w, const int64_t* rows, int n, const T* x, int6
     const T *down = (const T*)w.down, *up = (const T*)w.up, *b[MAX_RANK];
     const int rank = int(w.rank);
     for (int k = 0; k < rank; k += RANK_STEP)
-        for (int r = 0; r < n; r++) dots(x + rows[r] * n_in, down + k * n_in, n_in, low + r * rank + k);
+        for (int r = 0; r < n; r += 2) {
+            const T* pair[] = {x + rows[r] * n_in, r + 1 < n ? x + rows[r + 1] * n_in : nullptr};
+            const auto run = r + 1 < n ? dots<2, T> : dots<1, T>;
+            run(pair, down + k * n_in, n_in, low + r * rank + k, rank);
+        }
     for (int64_t at = 0; at < w.n_out; at += LORA_COLUMNS) {
         const int width = int(w.n_out - at < LORA_COLUMNS ? w.n_out - at : LORA_COLUMNS), whole = width / W * W;
         for (int k = 0; k < rank; k++) b[k] = up + k * w.n_out + at;

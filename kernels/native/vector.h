@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -40,18 +40,22 @@ inline int group_of(int64_t dim) { return dim % 32 ? 16 : 32; }
 struct e4m3 { uint8_t bits; };  // sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf*>(p); }
-inline vf load(const bf16* p) {
-#ifdef __AVX512F__  // one instruction; GCC 12 compiles the code below to six
+inline vf load(const bf16* p) {  // two instructions on x86; GCC 12 compiles the last form to five or more
+#if defined(__AVX512F__)
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16);
 #else
     vh half;
     std::memcpy(&half, p, sizeof half);
     return reinterpret_cast<vf>(__builtin_convertvector(half, vu) << 16);
 #endif
 }
-inline vf load(const int8_t* p) {
-#ifdef __AVX512F__  // likewise
+inline vf load(const int8_t* p) {  // likewise
+#if defined(__AVX512F__)
     return __builtin_convertvector((vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), vf);
+#elif defined(__AVX2__)
+    return __builtin_convertvector((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), vf);
 #else
     vb small;
     std::memcpy(&small, p, sizeof small);
