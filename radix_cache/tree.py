@@ -392,7 +392,7 @@ class Tree:
         return node
 
     def attach(self, parent: Node, node: Node) -> None:
-        """Adds a new leaf below its parent, but to no queue."""
+        """Adds a new leaf to its parent, but to no eviction queue."""
         self._link_child(parent, node)
         self.n_nodes += 1
 

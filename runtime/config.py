@@ -419,7 +419,7 @@ def _check_window(c: Config, n_host_bytes: int) -> None:
 
 
 def n_sinks(c: Config) -> int:
-    """How many first tokens all tokens attend to. 0 without a window."""
+    """How many of the first tokens every token attends to. 0 without a window."""
     return (4 if c.sinks is None else c.sinks) if c.window else 0
 
 
@@ -682,7 +682,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
 
 
 def _check_recurrent(config: Config, model: ModelFacts) -> None:
-    """Refuses options that do not work with recurrent states, or only with them."""
+    """Refuses options that conflict with recurrent states, and state_memory for a model without them."""
     if not model.is_recurrent:
         if config.state_memory != "auto":
             raise ConfigError(f"state_memory is for models with a recurrent state; {model.name} has none; leave it out")

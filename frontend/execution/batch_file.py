@@ -109,7 +109,7 @@ class BatchFile(Sequence[BatchRecord]):
             return False
         if self._digests[index] != digest:
             raise ConfigError(
-                f"{self.path} has a record of another item {index}, or of another program; "
+                f"{self.path}: item {index} was recorded with other arguments or another program; "
                 "name another file as checkpoint"
             )
         return True

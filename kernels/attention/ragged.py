@@ -116,7 +116,7 @@ def ragged(
         if q > kv:
             raise ValueError(f"a request has {q} new rows but only {kv} tokens in all")
         if need > len(have):
-            raise ValueError(f"{kv} tokens need {need} pages of {page_size}, the request has {len(have)}")
+            raise ValueError(f"{kv} tokens need {need} pages of {page_size}, but the request has {len(have)}")
 
     tail = None
     if wanted is not None and sum(q_lens) - sum(wanted) >= MIN_SAVED_ROWS:
@@ -128,7 +128,7 @@ def ragged(
     local = None
     if chunk:
         if chunk % page_size or parents is not None:
-            raise ValueError(f"chunks of {chunk} tokens must be whole pages of {page_size} tokens, without draft trees")
+            raise ValueError(f"chunk is {chunk}; it must be a multiple of {page_size}, without parents")
         parts = [part for request in zip(q_lens, kv_lens, pages, strict=True)
                  for part in _in_chunks(*request, page_size, chunk)]  # fmt: skip
         own_q, own_kv, own_pages = (list(each) for each in zip(*parts, strict=True))

@@ -84,7 +84,7 @@ struct Dot {
 #elif defined(__AVX512BW__)
 typedef int16_t v16 __attribute__((vector_size(W * 4), aligned(4)));
 template <int BITS>
-struct Dot {  // a number of 8 bits is split into two of 4
+struct Dot {  // a number of more than 4 bits is split into two
     v16 low, high;
     int32_t offset;
     static v16 pairs(vi w, vi x) { return (v16)_mm512_maddubs_epi16((__m512i)w, (__m512i)x); }

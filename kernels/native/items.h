@@ -34,11 +34,12 @@ struct Item {  // see AttentionPlan in plan.py
     int32_t first, n, request, start, end, position, tail, reads_first;
 };
 
-// A row of q or first_q, whichever the item reads; and the oldest key that the row attends to.
+// A row of q, or of first_q if the item reads that.
 template <class T>
 inline const T* query(const Call& c, const Item& item, int row) {
     return static_cast<const T*>(item.reads_first ? c.first_q : c.q) + row * c.s_q;
 }
+// The oldest key that the row attends to.
 inline int oldest_key(const Call& c, const Item& item, int row) {
     return c.window && !item.reads_first ? c.position[row] - c.window + 1 : 0;
 }

@@ -262,7 +262,7 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x, const Re
     write_results<Q>(c, item, head, x);
 }
 
-// The same, without AMX tiles. P: the type of pools.
+// One KV head of an item with many rows, without AMX tiles. P: the type of pools.
 template <class T, class Q, class P>
 void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     const int n_panels = (item.n * (c.n_heads / c.n_kv_heads) + PANEL - 1) / PANEL;
@@ -273,7 +273,7 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     };
     attend_many<T, Q>(c, item, head, x, read_block, [&](const Block& block, int p, int n) {
         next.prefetch();
-        // use as few vectors as the rows need; with fewer still, reading K and V would dominate
+        // as few vectors as the rows need, but at least NV / 2: below, reading K and V dominates
         if (n > 3 * PANEL / 4) panel_across<T, P, NV>(c, item, x, block, p);
         else if (n > PANEL / 2) panel_across<T, P, (3 * NV + 3) / 4>(c, item, x, block, p);
         else panel_across<T, P, NV / 2>(c, item, x, block, p);

@@ -171,7 +171,7 @@ void gate(const T* x, T* out, int64_t n, int64_t dim, int64_t s_row, int n_threa
     });
 }
 
-// Sets the logits of tokens whose bit is 0 to -inf.
+// Sets a logit to -inf if its token's bit is 0.
 void mask(float* row, const uint32_t* words, int64_t n_vocab) {
     for (int64_t at = 0; at < n_vocab; at += 32) {
         uint32_t bits = words[at / 32];

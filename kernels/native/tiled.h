@@ -344,7 +344,7 @@ inline void panel_tiled(const Call& c, const Item& item, Scratch& x, const KeyTi
     panel_sums(acc, weight, x.v_pairs, block.n, V, dim);
 }
 
-constexpr int MANY_TILED = 9;  // rows from which on this is faster than `attend_tiled` (measured)
+constexpr int MANY_TILED = 9;  // fewest rows for which `attend_many_tiled` is faster than `attend_tiled` (measured)
 
 // One KV head of an item with many rows, for bfloat16 rows and pools, and dimensions in whole tiles.
 inline void attend_many_tiled(const Call& c, const Item& item, int head, Scratch& x) {

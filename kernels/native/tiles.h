@@ -133,8 +133,7 @@ class Tiles {
     }
 };
 
-// WIDE columns of a weight: pairs of k, as [16 columns][2], and the distances from one pair, group of k and 16 columns
-// to the next.
+// Columns of a weight, as pairs of k: [16 columns][2]. s_*: the distance to the next pair, group of k, or 16 columns.
 struct Columns {
     const bf16* at;
     int64_t s_pair, s_group, s_columns;

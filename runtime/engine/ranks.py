@@ -76,7 +76,7 @@ class Ranks:
     can continue alone, and the server starts another engine."""
 
     def __init__(self, config: Config, placement: ModelPlacement, threads: int, path: str) -> None:
-        """Start the ranks; they load their parts of the model at once. ConfigError: there are too few GPUs."""
+        """Start the other ranks, which begin to load their parts of the model. ConfigError: there are too few GPUs."""
         if placement.device == "cuda" and torch.cuda.device_count() < config.tp:
             raise ConfigError(f"tp={config.tp} needs {config.tp} GPUs, but torch sees {torch.cuda.device_count()}")
         self._store_fd = os.memfd_create("banyan-ranks")

@@ -173,8 +173,8 @@ def sharded(spec: ModelSpec, tp: int) -> ModelSpec:
     if not fits(tp):
         possible = ", ".join(str(n) for n in range(1, spec.n_heads + 1) if fits(n))
         raise ConfigError(
-            f"tp is {tp}, but {spec.name} has {spec.n_heads} heads, {spec.n_kv_heads} key-value heads and "
-            f"{c.intermediate_size} intermediate features, which are cut evenly; tp can be {possible}"
+            f"tp is {tp}, which does not fit {spec.n_heads} heads, {spec.n_kv_heads} key-value heads and "
+            f"{c.intermediate_size} intermediate features of {spec.name}; tp can be {possible}"
         )
     return msgspec.structs.replace(
         spec, n_heads=spec.n_heads // tp, n_kv_heads=max(1, spec.n_kv_heads // tp),

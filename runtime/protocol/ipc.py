@@ -55,11 +55,11 @@ def private_directory(path: Path) -> None:
     except OSError as e:
         raise ConfigError(f"the directory {path} cannot be created: {e.strerror}") from e
     if status.st_uid != os.getuid():
-        raise ConfigError(f"{path} belongs to user {status.st_uid}; put the socket in a directory of your own")
+        raise ConfigError(f"{path} belongs to user {status.st_uid}; choose a directory of your own")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
             f"other users may enter {path} (mode {stat.S_IMODE(status.st_mode):04o}); "
-            f"put the socket in a directory of its own, or run `chmod 700 {path}`"
+            f"choose a new directory, or run `chmod 700 {path}`"
         )
 
 

@@ -620,7 +620,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Sample(Wire, frozen=True):
-    """One finished output. matched: the stop string, pattern or token id that ended it; None if max_tokens did.
+    """One finished output. matched: the stop string, pattern or token id that ended it, if any.
     drafted: int32 `bytes`, indices of output tokens that were drafted. drafts: drafter -> (tokens proposed, tokens
     accepted). After retries or tool rounds, `drafts` is summed over all outputs, like Value.usage; the other fields
     describe the last output."""

@@ -713,8 +713,8 @@ class Server:
                 replica.link.tell(wire.Ping())
 
     def _host_joined(self, new: NewHost) -> RemoteLink:
-        """Returns the connection for an engine on another machine whose host has connected: one whose engine is gone,
-        or a new one. ConnectFailed: there is no room for the engine."""
+        """Returns the connection for an engine host that has connected: that of an engine which is gone, else a new
+        one. ConnectFailed: there is no room for the engine."""
         links = (replica.link for replica in self.replicas)
         link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
         if link is None:

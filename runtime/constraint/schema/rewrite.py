@@ -130,7 +130,7 @@ class _SchemaWriter:
 
     @staticmethod
     def _loosened(key: str, rest: dict[str, Any], before: dict[str, Any]) -> list[Schema]:
-        """Leaves out a keyword that cannot be enforced. The result allows more values."""
+        """Drops a keyword that cannot be enforced, or returns looser schemas for it."""
         for one in (key, *_DEPENDENTS.get(key, ())):
             rest.pop(one, None)
         if key == "oneOf":

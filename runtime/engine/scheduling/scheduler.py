@@ -73,7 +73,7 @@ class PromptRows:
 
     @cached_property
     def _clients(self) -> dict[int, list[Request]]:
-        """Client -> its decodes. Computed on demand, because most steps have no prompts."""
+        """Client -> its decoding requests. Computed on demand: only prompts need it, and most steps have none."""
         return _by_client(work.request for work in self._decodes)
 
     def left(self, request: Request) -> int:

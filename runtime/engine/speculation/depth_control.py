@@ -68,7 +68,7 @@ CATCH_UP_STEPS = 8  # steps over which the cost of catching up is spread; few, s
 
 
 class AcceptanceRate:
-    """How many tokens were judged and how many were right; both fade."""
+    """Counts of judged and of right draft tokens, with exponential decay."""
 
     def __init__(self, n_judged: float = 0.0, n_right: float = 0.0) -> None:
         self.n_judged, self.n_right = n_judged, n_right

@@ -1,4 +1,4 @@
-"""POST /v1/completions. A prompt is token ids, or plain text in which control tokens are encoded as such."""
+"""POST /v1/completions. A prompt is token ids, or text in which control tokens are recognised."""
 
 from __future__ import annotations
 

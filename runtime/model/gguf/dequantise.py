@@ -161,7 +161,7 @@ def _q5_k(blocks: Tensor) -> _Groups:
 
 
 def _q6_k(blocks: Tensor) -> _Groups:
-    """A block is two halves of 128 weights, in 4 groups of 32. For each half, 64 bytes hold the low 4 bits of the
+    """A block has two halves of 4 x 32 weights. For each half, 64 bytes hold the low 4 bits of the
     weights, and 32 bytes the high 2 bits. Every 16 weights share a scale of 8 bits."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)  # [n_blocks, 2, 4, 32]
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]

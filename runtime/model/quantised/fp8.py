@@ -37,7 +37,7 @@ def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
 
 
 def group_of(weights: Checkpoint, scheme: Scheme, name: str) -> int:
-    """The inputs of a group of the layer `name`, from the shape of its scales; -1: all. BadModel: it has no scales."""
+    """How many inputs of the layer `name` share a scale, by the shape of its scales; -1: all. BadModel: no scales."""
     shapes = [stored.shape for end in _SCALES if (stored := weights.tensors.get(f"{name}.{end}")) is not None]
     if not shapes:
         raise BadModel(f"{name} has no {_SCALES[1]}; the checkpoint is incomplete")

@@ -65,7 +65,7 @@ class EngineProcess:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], config: Config, path: Path, command: Sequence[str]
     ) -> None:
-        """Raises one of NO_PROCESS if no process can be started now."""
+        """Start the engine. Raises an error in NO_PROCESS if no process can be started now."""
         self._address = ipc.child_path(path, "e")
         options = ["--config", msgspec.json.encode(config).decode(), "--socket", ipc.address(self._address)]
         self._is_hung, self._was_stopped = False, False

@@ -61,7 +61,7 @@ class Quota:
         self._drop_if_empty(program.client, usage)
 
     def forget_client(self, client: Client) -> None:
-        """Forget a client that is gone. Some of its programs may still be ending."""
+        """Drop the templates of a client that is gone. Its programs that still end stay counted."""
         if (usage := self._clients.get(client)) is not None:
             for number in tuple(usage.templates):
                 self.undefine(client, number)

@@ -92,8 +92,8 @@ class Detokenizer:
         return next((end for end in reversed(self._ends[:n_tokens]) if end >= 0), 0)
 
     def within(self, start: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Find the longest run of tokens whose text lies within characters start : end. Returns (tokens, characters)
-        before the run, and (tokens, characters) up to its end. If there is none: an empty run at `end`."""
+        """Find the longest run of tokens whose text lies within characters start : end. Returns how many
+        (tokens, characters) are before the run, and how many up to its end. If there is none: an empty run at `end`."""
         n_tokens, n_chars = self.fit(end)
         for k, at in enumerate((0, *self._ends[:n_tokens])):
             if start <= at < n_chars:

@@ -185,7 +185,7 @@ def test_lost_server_ends_the_batch(mock: bn.Mock, tmp_path: Path, monkeypatch: 
 def test_other_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     item.run_batch([{"x": 1}, {"x": 2}], checkpoint=path)
-    with pytest.raises(bn.ConfigError, match=r"out.jsonl has a record of another item 1"):
+    with pytest.raises(bn.ConfigError, match=r"out\.jsonl: item 1 was recorded with other arguments"):
         item.run_batch([{"x": 1}, {"x": 3}], checkpoint=path)
 
 
@@ -219,7 +219,7 @@ def test_other_objects_are_refused(make: Callable[[str], Any], mock: bn.Mock, tm
     path, bound = tmp_path / "out.jsonl", program.bind(bound=Plain())
     bound.run_batch([{"x": make("b")}, {"x": make("c")}], checkpoint=path)
     assert len(bound.run_batch([{"x": make(name)} for name in "bcd"], checkpoint=path)) == 3
-    with pytest.raises(bn.ConfigError, match="has a record of another item 0"):
+    with pytest.raises(bn.ConfigError, match="item 0 was recorded with other arguments"):
         bound.run_batch([{"x": make(name)} for name in "abc"], checkpoint=path)
 
 
@@ -284,7 +284,7 @@ def test_keys_of_items_need_not_be_text(mock: bn.Mock, tmp_path: Path) -> None:
         assert [r.ret_value for r in records] == [{"2": "a", "1": "b"}, {"c": {"(1, None)": "d", "None": 0.5}}]
     assert len(mock.submits) == 2
     for bound, other in (({1: "e"}, [{"m": {2: "a", 1: "c"}}, items[1]]), ({1: "f"}, items)):
-        with pytest.raises(bn.ConfigError, match="has a record of another item 0, or of another program"):
+        with pytest.raises(bn.ConfigError, match="item 0 was recorded with other arguments or another program"):
             program.bind(bound=bound).run_batch(other, checkpoint=path)
 
 
@@ -303,12 +303,12 @@ def test_other_program_is_refused(mock: bn.Mock, tmp_path: Path) -> None:
 
     path = tmp_path / "out.jsonl"
     item.run_batch(rows(2), checkpoint=path)
-    with pytest.raises(bn.ConfigError, match="or of another program"):
+    with pytest.raises(bn.ConfigError, match="or another program"):
         other.run_batch(rows(2), checkpoint=path)
     path = tmp_path / "bound.jsonl"
     assert other.bind(y=1).run_batch(rows(2), checkpoint=path)[1].ret_value == 2
     assert other.bind(y=1).run_batch(rows(2), checkpoint=path)[1].ret_value == 2
-    with pytest.raises(bn.ConfigError, match="or of another program"):
+    with pytest.raises(bn.ConfigError, match="or another program"):
         other.bind(y=2).run_batch(rows(2), checkpoint=path)
 
 
