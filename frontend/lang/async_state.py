@@ -37,7 +37,7 @@ class AsyncState(StateBase):
         return text_so_far(self._record, self._handle.number) if self._record.ended.is_closed else repr(self)
 
     def __format__(self, spec: str) -> str:
-        """The same as `str`. BadProgram: the body still runs, so an f-string would contain the repr."""
+        """The same as `str`. BadProgram: the body still runs, and `str` would return the repr."""
         if not self._record.ended.is_closed:
             raise BadProgram("the text may not be known yet; write `await s.text()`", program=self._record.name)
         return format(str(self), spec)
@@ -54,7 +54,7 @@ class AsyncState(StateBase):
     @overload
     async def value(self, name: str, type: type[T]) -> T: ...
     async def value(self, name: str, type: Any = None) -> Any:
-        """`State.value`. Waits for the variable.
+        """Like `State.value`: waits until the variable is known.
 
         UnknownVariable (a KeyError): there is no such variable. BadOutput: the text is not a valid object.
         """
@@ -77,45 +77,45 @@ class AsyncState(StateBase):
     get_var = __getitem__
 
     async def partials(self, name: str) -> AsyncIterator[Any]:
-        """`State.partials`, for `async for`."""
+        """Like `State.partials`, for `async for`."""
         async for part in partials_async(await self._lookup_async(name)):
             yield part
 
     async def get_meta_info(self, name: str) -> Any:
-        """`State.get_meta_info`."""
+        """Like `State.get_meta_info`."""
         return meta_info(await self._known(name))
 
     async def tool_calls(self, name: str) -> list[ToolCall]:
-        """`State.tool_calls`."""
+        """Like `State.tool_calls`."""
         return tool_calls(await self._known(name))  # type: ignore[no-any-return]
 
     async def dist(self, name: str) -> dict[str, float]:
-        """`State.dist`."""
+        """Like `State.dist`."""
         return dist(await self._known(name))  # type: ignore[no-any-return]
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     async def text(self) -> str:
-        """`State.text`."""
+        """Like `State.text`."""
         await self._body_ended()
         ref = self._read(None)
         await known(ref)
         return ref.text()
 
     async def messages(self) -> list[dict[str, Any]]:
-        """`State.messages`."""
+        """Like `State.messages`."""
         await self._all_known()
         return messages(self._transcript, self._record.backend.welcome.chat)
 
     async def sync(self) -> None:
-        """`State.sync`."""
+        """Like `State.sync`."""
         await self._all_known()
         for value in self._joined:
             await known(value)
         self._check_values(self._lazy_values(), self._joined)
 
     async def error(self) -> BaseException | None:
-        """`State.error`."""
+        """Like `State.error`."""
         if self._record.error is not None:
             self._record.error_flag.is_seen = True
             return self._record.error
@@ -126,13 +126,13 @@ class AsyncState(StateBase):
         return None
 
     async def show(self, path: str | Path | None = None) -> Page:
-        """`State.show`, but it does not wait: the page shows what is known by now."""
+        """Like `State.show`, but does not wait: the page shows only values that are known by now."""
         import asyncio  # lazily: it takes longer to import than the rest of the package
 
         return await asyncio.to_thread(page, self._record, self._handle.number, path)
 
     def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
-        """`State.text_iter`, for `async for`."""
+        """Like `State.text_iter`, for `async for`."""
         return self.text_async_iter(var_name)
 
     async def _body_ended(self) -> None:
@@ -142,7 +142,7 @@ class AsyncState(StateBase):
                 pass
 
     async def _all_known(self) -> None:
-        """Wait for all values in the prompt."""
+        """Wait until all values in the prompt are known."""
         await self._body_ended()
         refs = self._lazy_values()
         if not all(ref.is_done for ref in refs):
@@ -153,7 +153,7 @@ class AsyncState(StateBase):
     # ---- branching ---------------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, position_ids_offset: Any = None) -> AsyncBranches:
-        """`State.fork`."""
+        """Like `State.fork`."""
         return AsyncBranches(self._forked(size, position_ids_offset), self)
 
     async def beam(
@@ -165,7 +165,7 @@ class AsyncState(StateBase):
         width: int | None = None,
         key: Callable[[AsyncState], Any] | None = None,
     ) -> AsyncBranches:
-        """`State.beam`; the key may be an `async def`."""
+        """Like `State.beam`; `key` may be an `async def`."""
         width = branch_choice.checked_width(k, depth, width)
         states = [self]
         for _ in range(depth):
@@ -175,17 +175,17 @@ class AsyncState(StateBase):
 
 
 class AsyncBranches(Group[AsyncState]):
-    """The branches of a fork in an `async def` program. See Branches."""
+    """The branches of a fork in an `async def` program. The methods are those of Branches, but are awaited."""
 
     __slots__ = ()
 
     async def as_completed(self) -> AsyncIterator[AsyncState]:
-        """`Branches.as_completed`, for `async for`."""
+        """Like `Branches.as_completed`, for `async for`."""
         async for i in branch_choice.finishing(self._states):
             yield self._states[i]
 
     async def best(self, key: Callable[[AsyncState], Any | Awaitable[Any]], on_error: OnError = "raise") -> AsyncState:
-        """`Branches.best`. If the key is an `async def`, all branches are scored concurrently."""
+        """Like `Branches.best`. If `key` is an `async def`, all branches are scored concurrently."""
         return (await self._top(1, key, on_error))[0]
 
     @overload
@@ -193,12 +193,12 @@ class AsyncBranches(Group[AsyncState]):
     @overload
     async def first(self, k: int) -> list[AsyncState]: ...
     async def first(self, k: int | None = None) -> AsyncState | list[AsyncState]:
-        """`Branches.first`."""
+        """Like `Branches.first`."""
         winners = (await self._decide(branch_choice.Race(self._states, 1 if k is None else k))).winners()
         return winners[0] if k is None else winners
 
     async def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> AsyncState:
-        """`Branches.vote`."""
+        """Like `Branches.vote`."""
         return (await self._decide(branch_choice.Ballot(self._states, name, key, on_error))).winner()
 
     async def _decide(self, choice: C) -> C:

@@ -22,7 +22,7 @@ Step: TypeAlias = Expression | Callable[[Any], Expression]
 
 
 def finishing(states: Sequence[StateBase]) -> Feed[int]:
-    """A feed that gets the index of each branch when the branch has finished or failed, and closes after the last."""
+    """Returns a feed that gets the index of each branch when the branch has finished or failed, and then closes."""
     feed = Feed[int]()
     with suppress(BanyanError):  # if the program could not be sent, its values have failed: all branches have finished
         states[0]._record.flush()
@@ -39,9 +39,9 @@ def finishing(states: Sequence[StateBase]) -> Feed[int]:
 
 
 def _failure(state: StateBase) -> BanyanError | None:
-    """The error of a finished branch, or None. As in `sync`, an error in a branch of this branch counts only if the two
-    were joined: without a join, it may have been dropped as the loser of a race. Errors from before the fork do not
-    count."""
+    """The error of a finished branch, or None. If the branch was forked itself, the errors of its own branches count
+    only if they were joined (as in `sync`): other branches may have been dropped as losers of a race. Errors from
+    before the fork do not count."""
     own = [item for item in state._transcript.own.items if isinstance(item, LazyValue)]
     try:
         state._check_values(own, state._own_joined)
@@ -54,7 +54,7 @@ def _failure(state: StateBase) -> BanyanError | None:
 
 
 class BranchChoice(Generic[P]):
-    """Base of the ways to choose. The caller passes the index of each finished branch to `add` or `has_failed`."""
+    """Base class of Ranking, Race and Ballot. The caller passes each finished branch to `add` or `has_failed`."""
 
     def __init__(self, states: Sequence[P], on_error: OnError) -> None:
         check_on_error(on_error)
@@ -62,11 +62,11 @@ class BranchChoice(Generic[P]):
         self._errors: dict[int, BanyanError] = {}
 
     def add(self, i: int) -> bool:
-        """Take note that branch `i` has finished. Returns whether the choice is decided now."""
+        """Record that branch `i` has finished. Returns whether the winners are known now."""
         raise NotImplementedError
 
     def has_failed(self, i: int) -> bool:
-        """Whether the finished branch `i` failed. ForkError: it did, and on_error is "raise"."""
+        """Whether the finished branch `i` failed. ForkError: the branch failed, and on_error is "raise"."""
         error = _failure(self._states[i])
         if error is None:
             return False
@@ -74,7 +74,7 @@ class BranchChoice(Generic[P]):
         return True
 
     def _fail(self, i: int, error: BanyanError) -> None:
-        """Take note that branch `i` failed. ForkError: on_error is "raise"."""
+        """Record that branch `i` failed. ForkError: on_error is "raise"."""
         self._errors[i] = error
         if self._on_error == "raise":
             raise fork_error(i, error)
@@ -102,14 +102,14 @@ class Ranking(BranchChoice[P]):
 
     @contextmanager
     def scoring(self, i: int) -> Iterator[None]:
-        """The context for computing the score of branch `i`. If the block reads an invalid value, the branch fails."""
+        """Compute the score of branch `i` in this context. If the block reads an invalid value, the branch fails."""
         try:
             yield
         except (BadOutput, ForkError) as e:  # ForkError: of a joined variable
             self._fail(i, e)
 
     def winners(self, k: int) -> list[P]:
-        """The best `k` branches, the best first; fewer if there are fewer. Those with a score of nan are last."""
+        """The best `k` branches, the best first; fewer if fewer have a score. Scores of nan rank last."""
         scored = [(i, self.scores[i]) for i in sorted(self.scores)]
         order = sorted((i for i, x in scored if x == x), key=self.scores.__getitem__, reverse=True)
         order += (i for i, x in scored if x != x)
@@ -137,8 +137,8 @@ class Race(BranchChoice[P]):
         return len(self._finished) == self._k
 
     def _check_outputs(self, state: StateBase) -> None:
-        """Check the variables that the branch generated. BadOutput: one is not valid for its type. A variable whose
-        error the program has already met is skipped."""
+        """Check the variables that the branch generated. BadOutput: a variable is not valid for its type. Skips
+        variables for which the program has already got BadOutput."""
         own = set(flat(state._refs))
         for value in state._values.values():
             if isinstance(value, LazyValue) and value.number in own and not value.was_refused:
@@ -183,7 +183,7 @@ class Ballot(BranchChoice[P]):
 
 
 def checked_width(k: int, depth: int, width: int | None) -> int:
-    """The width of a beam search, which is `k` by default. BadProgram: one of the numbers is less than 1."""
+    """The width of a beam search, which is `k` by default. BadProgram: a number is less than 1."""
     width = k if width is None else width
     for name, value in (("k", k), ("depth", depth), ("width", width)):
         if not isinstance(value, int) or value < 1:
@@ -192,8 +192,8 @@ def checked_width(k: int, depth: int, width: int | None) -> int:
 
 
 def expanded(states: Sequence[P], step: Step, width: int, with_logprobs: bool) -> list[P]:
-    """Fork each state `width` times and append `step` to each branch. with_logprobs: the gens of the step also return
-    the log-probabilities that `likelihood` needs."""
+    """Fork each state `width` times and append `step` to each branch. Returns the branches. with_logprobs: the gens of
+    the step also return the log-probabilities that `likelihood` needs."""
     branches: list[P] = []
     for state in states:
         for branch in state._forked(width):
@@ -211,8 +211,8 @@ def _with_logprobs(step: Expression) -> list[str | Leaf]:
 
 
 def likelihood(state: StateBase) -> float:
-    """The log-probability of what a finished state generated: the sum over the tokens of its choices, and of the
-    outputs of its gens with return_logprob."""
+    """The log-probability of the text that a finished state generated: the sum over the tokens of its selects, and of
+    its gens with return_logprob."""
     total, n_outputs, n_tokens = 0.0, 0, 0
     ref = state._transcript.last  # this chain has what the state generated, and no spliced values
     while ref is not None:

@@ -1,7 +1,8 @@
 """How a `select` scores its choices. The server computes the log-probability of each token of each choice after the
-prompt, and one of three methods turns them into a score per choice.
+prompt, and one of three methods computes a score per choice from them.
 
-A user's own method decides in the client process. Meanwhile the state waits on the server, and the body goes on.
+If the method is a user's own, it runs in the client process. Meanwhile the state waits on the server, and the body goes
+on.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ greedy_token_selection: Final = "greedy_token_selection"
 left, its mean log-probability is compared."""
 
 unconditional_likelihood_normalized: Final = "unconditional_likelihood_normalized"
-"""Score: the mean, over a choice's tokens, of the log-probability with the prompt minus that without it. So it does not
-favour texts that are common anyway."""
+"""Score: the mean, over a choice's tokens, of the log-probability with the prompt minus that without the prompt. So
+this method does not favour texts that are common anyway."""
 
 
 @dataclass
 class ChoicesDecision:
-    """What a user's own method returns. decision: the choice. meta_info: added to the meta info of the select."""
+    """The result of a user's own method. decision: the choice. meta_info: added to the meta info of the select."""
 
     decision: str
     meta_info: dict[str, Any] | None = None
@@ -70,7 +71,7 @@ Method = ChoicesMethod | Callable[..., Any]
 
 def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | None]:
     """Returns (the method by which the server scores, the user's own method or None). Unsupported: `method` is
-    neither."""
+    neither a known name nor a user's own method."""
     for known in get_args(ChoicesMethod):
         if method == known:
             return known, None

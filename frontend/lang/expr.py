@@ -28,7 +28,7 @@ from banyan.tools.toolbox import Toolbox, toolbox
 
 
 class Expr:
-    """Base of everything that can be appended, except plain strings."""
+    """Base class of everything that can be appended, except plain strings."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class Expr:
         return Seq((*_parts(other), *_parts(self)))
 
     def __format__(self, spec: str) -> str:
-        """The expression embedded in a string, for f-strings and `str(...)`."""
+        """Returns a string with this expression embedded, for f-strings and `str(...)`."""
         if spec:
             raise BadProgram(f"an expression inside an f-string takes no format, but has {spec!r}")
         return "".join(part if isinstance(part, str) else _embedder.embed(part) for part in _parts(self))
@@ -49,7 +49,7 @@ class Expr:
 
 
 class _Node(Expr, msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of the expressions that are plain values."""
+    """Base class of the expressions that are frozen structs: all except LazyValue and ArgumentSlot."""
 
     def __repr__(self) -> str:
         parts = super().__repr__().replace(fstring.MARK, "")  # the parts of a sequence each end with the mark
@@ -138,7 +138,7 @@ APPENDED = Appended()
 NOTHING = Seq(())
 """Appends nothing."""
 Leaf: TypeAlias = Expr
-"""An expression that is not a Seq: one of the above, a LazyValue or an ArgumentSlot."""
+"""An expression that is not a Seq."""
 Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 
@@ -148,7 +148,7 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
     """Cache the frozen values that `make` returns for hashable arguments, so that a gen in a loop is built once.
 
-    A gen with tools is not cached: a tool that is defined in the body of a program may hold all objects of its run.
+    A gen with tools is not cached: a tool that the body of a program defines may keep all objects of its run alive.
     """
 
     @lru_cache(1024, typed=True)
@@ -222,9 +222,9 @@ def gen(
     Each of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 
     type         int, float, bool, date, Literal, Enum: written as plain text; str: any text. list, dict, TypedDict,
-                 dataclass, msgspec.Struct, pydantic models: written as JSON and validated. The types of the outlines
-                 package
-    json_schema  the object is what json.loads returns; also called schema
+                 dataclass, msgspec.Struct, pydantic models: written as JSON and validated. Also the types of the
+                 outlines package
+    json_schema  a text or a dict, also called schema; the object is what json.loads returns
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
     dtype        as in SGLang: int, float, bool or str (letters, digits, _ and white space, in quotes)
@@ -313,14 +313,14 @@ def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
 def gen_int(
     name: str | None = None, max_tokens: int | None = None, n: int | None = None, stop: Any = None, **options: Any
 ) -> GenExpr | SelectExpr:
-    """`gen(name, dtype=int)`."""
+    """The same as `gen(name, dtype=int)`."""
     return gen(name, max_tokens, n=n, stop=stop, dtype=int, **options)
 
 
 def gen_string(
     name: str | None = None, max_tokens: int | None = None, n: int | None = None, stop: Any = None, **options: Any
 ) -> GenExpr | SelectExpr:
-    """`gen(name, dtype=str)`."""
+    """The same as `gen(name, dtype=str)`."""
     return gen(name, max_tokens, n=n, stop=stop, dtype=str, **options)
 
 
@@ -463,10 +463,11 @@ def checked_name(name: object) -> str:
 
 
 def leaves(expr: Expression) -> list[str | Leaf]:
-    """The expression as a flat list, including expressions inside f-strings.
+    """Returns the expression as a flat list, including expressions inside f-strings.
 
-    BadProgram: a value cannot be appended, text stands before a call that appends at once, or two gens of the
-    expression have the same name. (In separate appends, the later gen replaces the variable.)
+    BadProgram: a value cannot be appended, text stands before a call that has already appended its own text (see
+    Appended), or two gens of the expression have the same name. (In separate appends, the later gen replaces the
+    variable.)
     """
     flat: list[str | Leaf] = []
     for part in _parts(expr):
@@ -511,7 +512,7 @@ def _parts(expr: Any) -> Iterable[Any]:
 
 
 def _advice(value: object) -> str:
-    """What to append instead of a value that cannot be appended."""
+    """How to append a value of an unsupported type, for the end of an error message."""
     match value:
         case Awaitable():
             return "to append its result, await it, in an `async def`"

@@ -2,8 +2,8 @@
 
 The string holds the expression in encoded form between two marks. The marks contain a random number that this process
 draws, so that other text cannot imitate them. Parts that cannot be encoded stay in memory, and the string holds their
-numbers. The number of a LazyValue is valid as long as its state lives, that of an output type or toolbox until MAX_KEPT
-newer ones were embedded. A string that was changed after the embedding is refused when it is appended.
+numbers. The number of a LazyValue is valid as long as its state lives. The number of an output type or toolbox is valid
+until MAX_KEPT newer ones were embedded. Appending a string that was changed after the embedding raises BadProgram.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _CHANGED = (
     "it directly into the f-string"
 )
 MARK = f" at 0x{_TOKEN}"
-"""The end of an expression's repr. An f-string contains it if a list with the expression was formatted, and is refused
-then. It looks like an address, so code that removes addresses from a repr, to compute a digest, removes it too."""
+"""Part of the repr of each expression. A string with this mark is refused: it holds a repr, not the expression, because
+a list was formatted. The mark looks like an address, so that code that removes addresses from reprs removes it too."""
 _embedded = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
@@ -68,7 +68,7 @@ class Embedder:
         return f"{_OPEN}{body}{_CLOSE}"
 
     def extract(self, text: str) -> Iterator[Any]:
-        """The texts and expressions in `text`, in order. BadProgram: an expression was changed or no longer exists."""
+        """Yields the texts and expressions in `text`. BadProgram: an expression was changed or no longer exists."""
         for k, part in enumerate(_embedded.split(text)):
             if k % 2:
                 yield self._decode_body(part)
@@ -108,13 +108,13 @@ def holds_expression(text: str) -> bool:
 
 
 def shown(value: object, length: int | None = None) -> str:
-    """The repr of `value`, up to `length` characters, for an error message. It lacks the random number, because people
-    append error messages to prompts."""
+    """The repr of `value`, up to `length` characters, for an error message. The random number of the marks is left
+    out, because users append error messages to prompts."""
     return repr(value).replace(MARK, "").replace(_TOKEN, "")[:length]
 
 
 def check_option(name: str, text: str) -> None:
-    """BadProgram: the text of the option `name` contains an expression. Servers insert values only into prompts."""
+    """BadProgram: the text of the option `name` contains an expression. Only prompts can contain expressions."""
     refuse(text, f"{name} takes plain text, but this contains an expression; s['x'] is the text of a gen")
 
 

@@ -21,7 +21,7 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 def read(image: Any) -> bytes:
-    """The bytes of an image file, given by its path, as bytes or as a PIL image. BadProgram: it cannot be read."""
+    """The bytes of an image file. image: its path, its bytes, or a PIL image. BadProgram: the image cannot be read."""
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | os.PathLike):
@@ -56,7 +56,7 @@ def _saved(image: Any) -> bytes:
 
 
 def kind_of(data: bytes) -> str:
-    """The media type, such as "image/png", by the first bytes. BadProgram: an unknown format."""
+    """The media type of an image file, such as "image/png", by its first bytes. BadProgram: the format is unknown."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     for signature, kind in _SIGNATURES.items():

@@ -132,7 +132,7 @@ def _check_union(union: Any, values: dict[Any, list[Any]]) -> None:
 
 
 def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
-    """The types of a class's fields. A pydantic model stores their metadata apart; this is added to `metadata`."""
+    """The types of a class's fields. Adds to `metadata` what a pydantic model stores apart from them."""
     if isinstance(fields := getattr(cls, "__pydantic_fields__", None), dict):
         for field in fields.values():
             metadata.extend(field.metadata)
@@ -149,8 +149,8 @@ def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
 def needs_pydantic(*kinds: Any) -> bool:
     """Whether the types contain something that only pydantic enforces. If not, msgspec enforces everything in them.
 
-    TypeError: they also contain something that only msgspec enforces, msgspec would misread a value, or type hints
-    cannot be read.
+    TypeError: the types contain something that only pydantic enforces and something that only msgspec enforces;
+    msgspec would misread a value; or type hints cannot be read.
     """
     return _asks_pydantic(_parts(*kinds))
 
@@ -243,8 +243,8 @@ def _shown(one: Any) -> str:
 
 def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str]) -> None:
     """Complete `part`, the schema that msgspec wrote for a type, in place: add patterns of dates, times and bytes, and
-    restore the order of a TypedDict's keys, which msgspec sorts by name. info: what msgspec.inspect says of the type.
-    defs: the definitions of the whole schema. seen: the names of those already completed.
+    restore the order of a TypedDict's keys, which msgspec sorts by name. info: the type's description by
+    msgspec.inspect. defs: the definitions of the whole schema. seen: the names of the definitions already completed.
 
     TypeError: a dict has keys other than str, which msgspec's schemas do not constrain.
     """
@@ -293,7 +293,7 @@ def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str])
 
 
 def _place_in_union(info: Any) -> int:
-    """A sort key: msgspec writes the types of a union in their order, but Structs after the others, and None last."""
+    """The sort key of a type in a union: msgspec keeps their order, but writes Structs later, and None last."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     is_struct = isinstance(info, inspect.StructType) and not info.array_like
@@ -301,7 +301,7 @@ def _place_in_union(info: Any) -> int:
 
 
 def _options(part: dict[str, Any]) -> list[Any]:
-    """The schemas of a union's types, as one list. msgspec puts several Structs into a nested union."""
+    """The schemas of a union's types as one flat list: msgspec puts several Structs into a nested union."""
     return [
         one
         for option in part["anyOf"]
@@ -310,7 +310,7 @@ def _options(part: dict[str, Any]) -> list[Any]:
 
 
 _STANDARD = ("date", "date-time", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
-"""Formats that the server enforces as the libraries do."""
+"""String formats that the server enforces in the same way as the libraries."""
 _NAMED = ("$defs", "patternProperties", "properties")
 _ANNOTATIONS = ("default", "examples")  # their values may be invalid JSON, such as NaN
 _VALUES = ("const", "enum")
@@ -351,7 +351,7 @@ def tightened(schema: Any) -> Any:
 
 def _as_decoded(pattern: str) -> str:
     r"""Rewrite a pattern so that the masks allow no text that the decoders refuse. In a JSON schema, \d and \w match
-    only ASCII. For the decoders they match more, so \D and \W match less."""
+    only ASCII. In the decoders \d and \w also match other characters, so \D and \W match fewer."""
     return text_forms.with_classes(pattern, _COMPLEMENTS)
 
 

@@ -49,18 +49,18 @@ class LazyValue(Expr):
     def __init__(
         self, record: ProgramRecord, handle: StateHandle, previous: LazyValue | None, name: str = "", line: str = ""
     ) -> None:
-        """handle: the handle of the state. name: the variable, or "". line: where it was appended, "file.py:12".
-        previous: the lazy value before this one in the same state. If several values failed, the earliest error is
-        reported."""
+        """handle: the handle of the state. name: the variable, or "". line: the source line, such as "file.py:12".
+        previous: the lazy value before this one in the same state, for errors: if several values failed, the first
+        error is raised."""
         self.record, self.number, self.name, self.line = record, record.new_refs(), name, line
         self.previous = previous
         self.deltas: Feed[wire.Delta] | None = None
         """The text of the gen as it is generated, if the program streams."""
         self.has_logprobs = self.with_text = False
-        """Whether the meta info has the log-probabilities of the tokens, and with them the text of each token."""
+        """Whether the meta info has the log-probability of each token, and whether it also has the token's text."""
         self.output_type: OutputType | None = None
         self.was_refused = False
-        """Whether a reader got BadOutput, because the text is not a valid object of the type."""
+        """Whether reading the value raised BadOutput, because the text is not a valid object of the type."""
         self.method: wire.ChoicesMethod | None = None
         """For a select: how its choices are scored."""
         self.choices: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class LazyValue(Expr):
 
     @property
     def state(self) -> int:
-        """The number of the state that the value belongs to; -1 once the value is known."""
+        """The number of the state that the value belongs to; -1 once `wait` has returned the value."""
         return -1 if self._handle is None else self._handle.number
 
     def copy_to(self, record: ProgramRecord, handle: StateHandle, previous: LazyValue | None, number: int) -> LazyValue:
@@ -112,7 +112,7 @@ class LazyValue(Expr):
         return ref
 
     def stream(self) -> None:
-        """Put the text into the feed `deltas` as it arrives from the backend. Must be called before the gen is sent."""
+        """Put each piece of the text into the feed `deltas` when it arrives. Must be called before the gen is sent."""
         deltas = self.deltas = Feed[wire.Delta]()
         callback = deltas.put if self.caller is None else self.caller.stream(deltas)
         if self.record.events is not None:
@@ -235,16 +235,16 @@ class ReasoningText:
 
 
 class JoinedValues:
-    """The values of one variable in all joined branches; None for a branch without it. `each` reads them."""
+    """The values of one variable in all joined branches; None for a branch without the variable."""
 
     __slots__ = ("collects", "values")
 
     def __init__(self, values: list[Any], collects: bool = False) -> None:
-        """collects: if a branch failed, the list holds its error; otherwise reading the list raises the error."""
+        """collects: whether the list holds the errors of failed branches; if not, reading the list raises the error."""
         self.values, self.collects = values, collects
 
     def each(self, get: Callable[[Any], Any]) -> list[Any]:
-        """Apply `get` to the value of each branch. ForkError: a branch failed."""
+        """Returns `get(value)` for each branch. ForkError: a branch failed, unless `collects`."""
         found: list[Any] = []
         for i, value in enumerate(self.values):
             try:
@@ -287,17 +287,17 @@ def is_done(value: Any) -> bool:
 
 
 def read(value: Any) -> Any:
-    """What `s[name]` returns. Waits."""
+    """Wait for a variable's value. Returns the result of `s[name]`."""
     if isinstance(value, LazyValue | ReasoningText):
         return value.read()
     return value.each(read) if isinstance(value, JoinedValues) else value
 
 
 def read_object(value: Any, kind: Any = None) -> Any:
-    """What `s.value(name)` returns: an object for a gen with a type; for all others the same as `read`.
+    """The result of `s.value(name)`: an object for a gen with a type; for any other value the same as `read`.
 
-    kind: the type that the object must have; for joined branches list[T], and each value is read as T. BadProgram: a
-    value that no gen made has another type, or the values of joined branches are not read as a list.
+    kind: the type that the object must have; for joined branches list[T], where T is the type of each value.
+    BadProgram: a value that was not generated has another type, or `kind` is not a list for joined branches.
     """
     if isinstance(value, LazyValue):
         return value.value() if kind is None else value.value_as(kind)
@@ -315,28 +315,28 @@ def read_object(value: Any, kind: Any = None) -> Any:
 
 
 def _item_type(kind: Any, n: int) -> Any:
-    """The T of `kind`, which must be list[T] to read the values of `n` branches. BadProgram: it is another type."""
+    """Returns T if `kind` is list[T]. BadProgram: `kind` is another type, but the variable has `n` branches' values."""
     if get_origin(kind) is not list or len(get_args(kind)) != 1:
         raise errors.BadProgram(f"the variable holds the values of {n} branches; read it as list[...], not as {kind!r}")
     return get_args(kind)[0]
 
 
 def tool_calls(value: Any) -> Any:
-    """The tool calls of a gen; [] for any other value."""
+    """The tool calls of a gen; for joined branches, a list for each branch; [] for any other value."""
     if isinstance(value, JoinedValues):
         return [tool_calls(one) for one in value.values]
     return value.tool_calls() if isinstance(value, LazyValue) else []
 
 
 def meta_info(value: Any) -> Any:
-    """The meta info of a gen or select; None for any other value."""
+    """The meta info of a gen or select; for joined branches, a list; None for any other value."""
     if isinstance(value, LazyValue):
         return value.meta_info()
     return value.each(meta_info) if isinstance(value, JoinedValues) else None
 
 
 def dist(value: Any) -> Any:
-    """The probability of each choice of a select. BadProgram: the value does not come from a select."""
+    """The probability of each choice of a select; for joined branches, a list. BadProgram: no select made the value."""
     if isinstance(value, JoinedValues):
         return value.each(dist)
     if not isinstance(value, LazyValue) or not value.choices:

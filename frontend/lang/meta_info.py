@@ -12,10 +12,10 @@ from banyan.runtime.protocol import wire
 def meta_of_sample(
     k: int, value: wire.Value, has_logprobs: bool, with_text: bool = False, has_rounds: bool = False
 ) -> dict[str, Any]:
-    """The meta info of the k-th sample of a gen. Its keys depend on these arguments only, not on how the gen ended.
+    """The meta info of the k-th sample of a gen. Its keys depend only on the three flags, not on how the gen ended.
 
     has_logprobs: include the log-probabilities, empty lists where there are none. with_text: include the text of each
-    token. has_rounds: include the counts of each turn or attempt.
+    token. has_rounds: include the token counts of each turn or attempt.
     """
     sample = value.samples[k]
     n_tokens = sample.n_tokens if len(value.samples) > 1 else max(sample.n_tokens, value.usage.generated)
@@ -39,8 +39,8 @@ def meta_of_sample(
 
 
 def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob] | None, with_text: bool) -> dict[str, Any]:
-    """The meta info of a gen while it streams. logprobs: the log-probabilities of all tokens so far; None: not asked
-    for. Prompt counts are None until they are known."""
+    """The meta info of a gen while it streams. logprobs: the log-probabilities of all tokens so far, or None if the gen
+    does not return them. Prompt counts are None until they are known."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,
@@ -52,9 +52,9 @@ def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob] | Non
 
 
 def meta_of_select(value: wire.Value, method: wire.ChoicesMethod | None) -> dict[str, Any]:
-    """The meta info of a select: for each choice, its score, its tokens as (logprob, id, None), and its weight in a
-    draw; None for these if the backend does not report scores. A choice is not an output: completion_tokens counts the
-    tokens that a backend generated in order to choose."""
+    """The meta info of a select: lists of the choices' scores, of their tokens as (logprob, id, None), and of their
+    weights in a draw. The lists are None if the backend does not report scores. completion_tokens does not count the
+    tokens of the choice, but those that a backend generated in order to choose."""
     scores = value.scores
     meta = _common(0, value, value.usage.generated)
     if scores is None:

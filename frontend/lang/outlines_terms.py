@@ -63,7 +63,7 @@ def _subterms(term: Any) -> list[Any]:
 
 
 def _strings(term: Any) -> list[str] | None:
-    """The strings that a term chooses from; None if it is not a choice of plain strings."""
+    """The strings that a term chooses from; None if the term is not a choice of plain strings."""
     from outlines.types import dsl
 
     if isinstance(term, dsl.String):

@@ -26,7 +26,7 @@ _CACHE_SIZE = 4096
 
 
 class OutputType:
-    """The type of a gen's text."""
+    """The type of a gen's text: a constraint, and a parser that converts the text to an object."""
 
     __slots__ = ("is_json", "label", "note", "parse", "spec", "stop")
 
@@ -59,7 +59,7 @@ class OutputType:
 
 
 def take(options: dict[str, Any]) -> OutputType | None:
-    """Remove the options of the output type from `options`, and return the type. BadProgram: several give a type."""
+    """Remove the options of the output type from `options`, and return it. BadProgram: several options give a type."""
     names = ("dtype", "type", "regex", "json_schema", "schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     forms = {field: options.pop(name) for name, field in _FORMS.items() if name in options}
@@ -100,7 +100,7 @@ def _take(given: dict[str, Any]) -> OutputType:
 
 
 def output_type(kind: Any) -> OutputType:
-    """The output type for a Python type. BadProgram: the type cannot be written as a constraint."""
+    """The output type for the value of `type=`. BadProgram: the value cannot be converted to a constraint."""
     if isinstance(kind, dict):
         return _from_text("json_schema", _schema_text(kind))
     if type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
@@ -127,7 +127,7 @@ def output_type(kind: Any) -> OutputType:
 
 
 def _unquoted(text: str) -> str:
-    """The text between the quotes. ValueError: it is not in quotes."""
+    """The text without its quotes. ValueError: `text` is not in quotes."""
     found = re.fullmatch('"([^"]*)"', text)  # not the regex of the gen: Python's \w has fewer characters than Rust's
     if found is None:
         raise ValueError("it must be in double quotes, with none inside")
@@ -155,7 +155,7 @@ def _from_dtype(dtype: type | str) -> OutputType:
 
 
 def spelling(kind: Any) -> str:
-    """A cache key that tells equal types apart: `Literal[1, 2] == Literal[2, 1]`, and `int | str == str | int`."""
+    """A text that, as a part of a cache key, tells equal types apart, such as `Literal[1, 2]` and `Literal[2, 1]`."""
     return "" if isinstance(kind, type) else repr(kind)
 
 
@@ -188,7 +188,7 @@ _DATES: dict[Any, str] = {
 
 
 def _arguments(function: Any) -> Any:
-    """A TypedDict of a function's arguments. TypeError: a parameter cannot be given by name, or has no type hint."""
+    """A TypedDict of a function's parameters. TypeError: a parameter cannot be given by name, or has no type hint."""
     from typing_extensions import TypedDict  # pydantic does not take Python 3.11's own
 
     hints, fields = get_type_hints(function, include_extras=True), dict[str, Any]()
@@ -214,7 +214,7 @@ def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
 
 
 def _text(value: Any) -> str:
-    """The text of a value of a Literal or an Enum."""
+    """The text by which the model writes a value of a Literal or an Enum."""
     return str(value.value if isinstance(value, enum.Enum) else value)
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from banyan.views.graph import Graph
 
 Batch: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]]
-"""For each item of a batch, the arguments of its run."""
+"""The items of a batch: each item is the arguments of one run."""
 
 
 class Inlined(Appended, Generic[R_co], frozen=True):
@@ -71,7 +71,7 @@ class Program(Typed[Args, R_co]):
         num_api_spec_tokens: int | None = None,
         defaults: Options | None = None,
     ) -> None:
-        """defaults: the options that `bind` set."""
+        """bound, defaults: the arguments and the options that `bind` set."""
         self.func: Callable[..., Any] = func
         self.num_api_spec_tokens, self._defaults = num_api_spec_tokens, defaults
         self.name: str = getattr(func, "__name__", type(func).__name__)
@@ -334,7 +334,7 @@ class Program(Typed[Args, R_co]):
         cache_prefix(self._recorded({}, found.welcome)[0], found, self.name)
 
     def _recorded(self, kwargs: dict[str, Any], welcome: wire.Welcome) -> tuple[Recording, list[str]]:
-        """(the recording of the body, the names of the missing arguments)"""
+        """Record the body. Returns (the recording, the names of the arguments that are not given)."""
         from banyan.templates.argument_slot import ArgumentSlot
         from banyan.templates.recorder import record
 
@@ -369,7 +369,7 @@ class Program(Typed[Args, R_co]):
         state._check_open()
 
     def _sort(self, kwargs: dict[str, Any], opts: Options | None) -> tuple[dict[str, Any], Options]:
-        """Split keywords of `run` into arguments and options. A name that could be both is an argument."""
+        """Split keywords of `run`. Returns (arguments, options). A name that could be both is an argument."""
         own, given = {}, {}
         for name, value in kwargs.items():
             if name in self._parameters or (self._takes_any and name not in RUN_OPTIONS):
@@ -386,8 +386,8 @@ class Program(Typed[Args, R_co]):
         return _Items([self._arrange(args, own)], find(options.backend), options)
 
     def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The arguments of the body, except the state, including those of `bind`. TypeError: they do not fit the body's
-        parameters."""
+        """Returns all arguments of the body except the state; `bind` gave some of them. TypeError: the arguments do not
+        fit the body's parameters."""
         try:
             if self._bound:
                 given = self._signature.bind_partial(*args, **kwargs).arguments
@@ -413,7 +413,7 @@ class Program(Typed[Args, R_co]):
         return self._indexed(self._batch_options(opts, kwargs), dict(enumerate(batch_kwargs)))
 
     def _indexed(self, options: Options, items: Mapping[int, Any]) -> _Items:
-        """Prepare the runs of a batch. items: by their index in the batch."""
+        """Prepare the runs of a batch. items: index in the batch -> arguments."""
         arguments = [self._arrange_item(i, item) for i, item in items.items()]
         return _Items(arguments, find(options.backend), options, list(items))
 
@@ -455,7 +455,7 @@ class Program(Typed[Args, R_co]):
         return run
 
     def _refuse_to_block(self, name: str) -> None:
-        """AsyncProgram overrides this to raise: its body needs an event loop."""
+        """Does nothing here. AsyncProgram overrides this method to raise: its body needs an event loop."""
 
 
 class AsyncProgram(Program[Args, R_co]):
@@ -468,7 +468,7 @@ class AsyncProgram(Program[Args, R_co]):
     async def inline(  # type: ignore[override]
         self, state: StateBase, /, *args: Args.args, **kwargs: Args.kwargs
     ) -> Inlined[R_co]:
-        """`Program.inline`, awaited."""
+        """Like `Program.inline`, but must be awaited."""
         self._check_inline(state)
         if not isinstance(state, AsyncState):
             raise BadProgram(f"{self.name} is an `async def`; only another `async def` program can await and inline it")
@@ -483,8 +483,8 @@ class AsyncProgram(Program[Args, R_co]):
 
 
 class _Items(NamedTuple):
-    """The arguments of each run, and the backend and options of all of them. indices: the indices of the items in their
-    batch."""
+    """The arguments of each run, and the backend and options that the runs share. indices: the index of each run's item
+    in the batch; () outside a batch."""
 
     arguments: list[inspect.BoundArguments]
     backend: Backend
@@ -506,13 +506,13 @@ def _options(given: Mapping[str, Any], opts: Options | None, defaults: Options |
 
 
 def _chosen(opts: Options | None) -> dict[str, Any]:
-    """The options that differ from their defaults."""
+    """Returns the options that differ from the defaults of Options, by name."""
     asked = {} if opts is None else structs.asdict(opts)
     return {name: value for name, value in asked.items() if value != getattr(_NO_OPTIONS, name)}
 
 
 def _hint(name: str, value: Any, names: Iterable[str]) -> str:
-    """The end of the error message for an unknown option `name`: a suggestion."""
+    """The end of the error message for an unknown option `name`, which suggests what to write instead."""
     if hasattr(value, "program"):
         return "; the backend of a run is given as backend="
     return near(name, names) or f"; the options of a run are {', '.join(sorted(RUN_OPTIONS))}"
@@ -523,13 +523,13 @@ _NO_MODEL = wire.Welcome(wire.VERSION, model="none", max_context=1 << 31, images
 
 
 class Method(Protocol[Args, R_co]):
-    """How a type checker sees a program that is a method: `run` does not take the instance."""
+    """The static type of a program that is a method: its `run` does not take the instance."""
 
     def __get__(self, instance: object, owner: Any = None) -> Program[Args, R_co]: ...
 
 
 class AsyncMethod(Protocol[Args, R_co]):
-    """`Method` for an `async def`."""
+    """Like `Method`, for an `async def`."""
 
     def __get__(self, instance: object, owner: Any = None) -> AsyncProgram[Args, R_co]: ...
 
@@ -539,7 +539,7 @@ def _typed_decorator(function: Callable[..., Any]) -> Decorator:
 
 
 class Decorator(Protocol):
-    """The type of `function`."""
+    """The static type of the decorator `function`."""
 
     @overload
     def __call__(self, func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
