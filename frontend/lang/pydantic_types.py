@@ -69,14 +69,14 @@ def arguments(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Callab
 
 
 def describe(description: str) -> Any:
-    """Metadata that is only a description."""
+    """Metadata for `Annotated` that only describes the value."""
     return pydantic.Field(description=description)
 
 
 class PatternSchema(GenerateJsonSchema):
-    """Writes stricter schemas than pydantic's own. Types whose values are strings have a pattern, in place of a format
-    or of no restriction. The tag of a discriminated union is required even if it has a default, because pydantic needs
-    it to read a value."""
+    """Writes stricter schemas than pydantic's own. Types written as strings, such as dates, get a pattern where
+    pydantic writes a format or no restriction. The tag of a discriminated union is required even if it has a default, because
+    pydantic needs the tag to read a value."""
 
     def generate(self, schema: Any, mode: Any = "validation") -> dict[str, Any]:
         written: dict[str, Any] = super().generate(schema, mode)
@@ -84,7 +84,7 @@ class PatternSchema(GenerateJsonSchema):
         return written
 
     def _get_alias_name(self, field: Any, name: str) -> str:
-        """TypeError: pydantic reads the field only from inside another value, which the schema would not show."""
+        """The name of a field in JSON. TypeError: pydantic reads the field only from inside another one (AliasPath)."""
         if isinstance(aliases := field.get("validation_alias"), list):
             paths = aliases if isinstance(aliases[0], list) else [aliases]
             if min(map(len, paths)) > 1 and not self._config.validate_by_name:
@@ -118,7 +118,7 @@ class PatternSchema(GenerateJsonSchema):
         return _string(pattern if is_signed else pattern.removeprefix("-?"))
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
-        """Adds the schema of the keys. TypeError: pydantic does not read keys of this type from a string."""
+        """Adds a schema of the keys. TypeError: pydantic cannot read keys of this type from strings."""
         written: dict[str, Any] = super().dict_schema(schema)
         keys: dict[str, Any] = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
         options = [
@@ -141,8 +141,8 @@ class PatternSchema(GenerateJsonSchema):
         return written
 
     def tagged_union_schema(self, schema: Any) -> dict[str, Any]:
-        """Writes "anyOf" for a union whose tag is computed by a function. A value may match several of its types, which
-        "oneOf" forbids. The function chooses one when the text is parsed."""
+        """Writes "anyOf" for a union whose tag is computed by a function. A value may match several types of the union,
+        which "oneOf" forbids. The function chooses the type when the text is parsed."""
         written: dict[str, Any] = super().tagged_union_schema(schema)
         if callable(schema["discriminator"]):
             written["anyOf"] = written.pop("oneOf")
@@ -158,7 +158,7 @@ class PatternSchema(GenerateJsonSchema):
 
 
 def _is_name(keys: dict[str, Any]) -> bool:
-    """Whether pydantic reads a string as a value of this schema."""
+    """Whether pydantic can read a dict's key with the schema `keys` from a string."""
     values = keys.get("enum", [keys["const"]] if "const" in keys else None)
     if values is not None:
         return any(isinstance(value, str) for value in values)
@@ -166,7 +166,7 @@ def _is_name(keys: dict[str, Any]) -> bool:
 
 
 def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema of a dict's keys for types where pydantic writes none that the server supports; else None."""
+    """The schema of a dict's keys, in the server's terms. keys: the schema by pydantic. None: nothing to enforce."""
     if "enum" in keys or "const" in keys:
         return {"enum": [value for value in keys.get("enum", [keys.get("const")]) if isinstance(value, str)]}
     form = keys.get("format", "")
@@ -186,13 +186,13 @@ def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _name_pattern(names: dict[str, Any]) -> str:
-    """A schema that `_names` returned, as a part of a pattern for a union of keys."""
+    """The pattern of a schema that `_names` returned, without anchors, as a part of the pattern for a union."""
     return "|".join(map(re.escape, names["enum"])) if "enum" in names else names["pattern"][1:-1]
 
 
 _ASCII = r"[\x01-\x7f]"
 _WEB = frozenset(("http", "https", "ws", "wss"))
-"""Schemes whose URLs name a host."""
+"""URL schemes that require a host."""
 
 
 def _require_tags(part: Any, defs: dict[str, Any]) -> None:

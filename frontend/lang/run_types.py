@@ -28,8 +28,8 @@ Texts: TypeAlias = str | Sequence[str]
 
 
 class ItemOptions(TypedDict, total=False):
-    """Options that apply to each run of a batch. BatchOptions adds those that apply to the batch as a whole, such as
-    timeout and budget."""
+    """Options that apply to each run of a batch. BatchOptions adds the options of the batch as a whole, such as timeout
+    and budget."""
 
     max_tokens: int | None
     max_new_tokens: int | None
@@ -148,11 +148,11 @@ class RunCall(Protocol[Args, Out]):
 
 
 class Typed(Generic[Args, R_co]):
-    """Base of programs. It tells a type checker the parameters and the return type of their function."""
+    """Base class of programs. It tells type checkers the parameters and the return type of a program's function."""
 
 
 class RunMethod(Generic[Out]):
-    """How a type checker sees a method of Program that `typed_run` decorates."""
+    """The static type of a method of Program that `typed_run` decorates."""
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> RunMethod[Out]: ...
@@ -163,5 +163,5 @@ class RunMethod(Generic[Out]):
 
 
 def typed_run(method: Callable[..., Out]) -> RunMethod[Out]:
-    """Decorates a method with the parameters of `run`. Returns the method itself."""
+    """Gives a method the static type RunMethod: it takes the arguments and options of `run`. Returns `method`."""
     return method  # type: ignore[return-value]

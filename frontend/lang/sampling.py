@@ -20,7 +20,7 @@ from banyan.runtime.protocol.limits import MAX_COUNT, MAX_NUMBER, MAX_PRIORITY, 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 MAX_RETRIES = 100
-"""The upper bound of `retries`. A model that fails that often cannot write the type."""
+"""The upper bound of `retries`. A model that fails so often cannot write the type."""
 
 
 class GenOptions(
@@ -125,7 +125,7 @@ class GenOptions(
         check_option("adapter", self.adapter or "")
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
-        """`base`, overridden by the options that are set here, except `seed`."""
+        """Returns `base`, overridden by the options of this object that are not None, except `seed`."""
         is_cacheable = type(self) is GenOptions and self.logit_bias is None  # hashable, and references no backend
         changes = _changes(self) if is_cacheable else _changes.__wrapped__(self)
         if not changes:
@@ -184,7 +184,7 @@ def _as_json(kwargs: dict[str, Any]) -> str:
 
 @lru_cache(1024)
 def _changes(options: GenOptions) -> dict[str, Any]:
-    """The options that are set, by their names in wire.Sampling."""
+    """Returns the options that are not None, by their names in wire.Sampling."""
     values = zip(_SAMPLING_FIELDS, _get_options(options), strict=True)
     return {name: value for name, value in values if value is not None}
 
@@ -200,13 +200,13 @@ _SAMPLING_FIELDS = [RENAMED.get(name, name) for name in _OPTION_FIELDS]
 _get_options = attrgetter(*_OPTION_FIELDS)
 
 RUN_OPTIONS = frozenset(Options.__struct_fields__)
-"""The keyword arguments of `run`."""
+"""The names of the options of `run`."""
 
 T = TypeVar("T", bound=GenOptions)
 
 
 def make(kind: type[T], asked: dict[str, Any]) -> T:
-    """Create a `kind` with the options `asked`. BadProgram: a value is invalid; the message names it."""
+    """Create an object of class `kind` with the options `asked`. BadProgram, with the option's name: it is invalid."""
     try:
         return msgspec.convert(asked, kind)
     except msgspec.ValidationError as e:

@@ -19,8 +19,8 @@ _CHECKED = re.compile(
     r'|"\$(?:dynamic|recursive)Ref"|"\$ref": "https?://json-schema\.org/|\(\?<?[=!]'
     r'|"multipleOf": [\d.]{6}'
 )
-"""Finds the keywords that may need a check, references that are not followed, look-around in patterns, and multiples
-with many digits."""
+"""Finds all that may need a check of the finished value: some keywords, references that the constraint does not follow,
+look-around in patterns, and multiples with many digits."""
 _FORMAT = re.compile(r'"format": "((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r'"pattern": ("(?:[^"\\]|\\.)*")')
 
@@ -37,8 +37,8 @@ def unknown_formats(schema: str) -> list[str]:
 
 
 def check_patterns(schema: str) -> None:
-    """Check the patterns in a checked schema's text, as json.dumps writes it. BadProgram: one of them can be enforced
-    neither by the masks nor by the check of the finished value."""
+    """Check the patterns of a schema that Checked validates. schema: its text, as json.dumps writes it. BadProgram: a
+    pattern can be enforced neither by the token masks nor by the check of the finished value."""
     for pattern in map(json.loads, _PATTERN.findall(schema)):
         try:
             if re.search(text_forms.LOOKS_AROUND, pattern):
@@ -51,7 +51,7 @@ def check_patterns(schema: str) -> None:
 
 
 class Checked:
-    """Reads a JSON text and validates it. ValueError: it is invalid; the message says why."""
+    """Reads a JSON text and validates the value. ValueError: the value is invalid; the message says why."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
@@ -99,7 +99,7 @@ def _pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, _:
 
 
 def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Any:
-    """Check the properties that are not listed. A pattern that Python cannot read may match any name."""
+    """Check the unlisted properties. If Python cannot read a pattern, the pattern counts as matching every name."""
     import jsonschema
 
     patterns = schema.get("patternProperties", ())
@@ -113,7 +113,7 @@ def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) 
 
 
 def _lenient(draft: Any) -> Any:
-    """The draft's check of `unevaluatedProperties`, which stops at a pattern that Python cannot read."""
+    """Returns the draft's check of `unevaluatedProperties`, but it ends, without an error, at an unreadable pattern."""
     check = draft.VALIDATORS.get("unevaluatedProperties")
 
     def checked(validator: Any, below: Any, value: Any, schema: Any) -> Any:
@@ -126,7 +126,7 @@ def _lenient(draft: Any) -> Any:
 
 
 def _format(_: Any, name: str, value: Any, __: Any) -> Any:
-    """Check the formats that the masks enforce, by the same patterns. Keywords such as `oneOf` and `not` need it."""
+    """Check the formats that the masks enforce, by the same patterns: `oneOf`, `not` and the like need the result."""
     import jsonschema
 
     form = text_forms.ENFORCED_FORMATS.get(name)
@@ -144,7 +144,7 @@ _OURS = {
 
 
 def _matches(pattern: str, text: str) -> bool | None:
-    """Whether a pattern in ECMA-262's syntax matches. None: Python cannot read it, so it is left to the constraint."""
+    """Whether a pattern in ECMA-262's syntax matches. None: Python cannot read the pattern."""
     try:
         return _compiled(pattern).search(text) is not None
     except re.error:

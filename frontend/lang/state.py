@@ -210,7 +210,7 @@ class Branches(Group[State]):
     __slots__ = ()
 
     def as_completed(self) -> Iterator[State]:
-        """Yields each branch when it has finished or failed (see its `error()`). Drops none."""
+        """Yields each branch when it has finished or failed (see its `error()`). Drops no branch."""
         return (self._states[i] for i in branch_choice.finishing(self._states))
 
     def best(self, key: Callable[[State], Any], on_error: OnError = "raise") -> State:

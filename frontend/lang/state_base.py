@@ -80,25 +80,26 @@ class StateBase:
         return f"<State of program {self._record.name}, variables: {variables}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the repr: a state cannot leave its process, but an error that holds a state can."""
+        """Pickles as the repr: a state cannot leave its process, but an error that holds a state can."""
         return str, (repr(self),)
 
     def __copy__(self) -> NoReturn:
         raise BadProgram("a state cannot be copied; s.fork(1)[0] is a branch with its text and variables")
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Keep this state in the copy of an object that holds it, such as an error. BadProgram: copied by itself."""
+        """Returns this state, so that a copy of an error or another object holds the same state as the original.
+        BadProgram: the state itself is copied."""
         if not memo:
             self.__copy__()
         return self
 
     @property
     def _is_running_view(self) -> bool:
-        """Whether code outside the body uses this object while the body runs. The body may still set variables."""
+        """Whether this object belongs to code outside the body, and the body still runs and may set variables."""
         return self._is_view and not self._record.ended.is_closed
 
     def _note_reader(self) -> None:
-        """Note that this object is read. If it belongs to code outside the body, the run has a reader, and no warning
+        """Record that this object is read. If it belongs to code outside the body, the run has a reader, and no warning
         about an unread stream is logged."""
         self._record.has_reader |= self._is_view
 
@@ -285,7 +286,7 @@ class StateBase:
         return (self._record.options.adapter if name is None else name) or ""
 
     def _template_kwargs(self, own: Any) -> str:
-        """The variables for the chat template of a gen or select whose option is `own`, as JSON text."""
+        """The variables for the chat template, as JSON text. own: the option of the gen or select."""
         kwargs: Any = self._record.options.chat_template_kwargs if own is None else own  # never a dict; see GenOptions
         return kwargs or ""
 
@@ -316,15 +317,15 @@ class StateBase:
         self._append(end)
 
     def system(self, expr: Expression = NOTHING) -> Any:
-        """`role("system", expr)`."""
+        """The same as `role("system", expr)`."""
         return self.role("system", expr)
 
     def user(self, expr: Expression = NOTHING) -> Any:
-        """`role("user", expr)`."""
+        """The same as `role("user", expr)`."""
         return self.role("user", expr)
 
     def assistant(self, expr: Expression = NOTHING) -> Any:
-        """`role("assistant", expr)`."""
+        """The same as `role("assistant", expr)`."""
         return self.role("assistant", expr)
 
     # ---- variables ---------------------------------------------------------------------------------------------------
@@ -336,7 +337,7 @@ class StateBase:
         return name in self._values
 
     def set_var(self, name: str, value: Any) -> None:
-        """`s[name] = value`."""
+        """The same as `s[name] = value`."""
         self[name] = value
 
     def ref(self, name: str) -> Expression:
@@ -366,7 +367,7 @@ class StateBase:
         self._names.put(name)
 
     def _lookup(self, name: str) -> Any:
-        """The stored value. State overrides this to wait for a variable that a running body may still set."""
+        """Returns a variable's value. State overrides this method to wait until a running body sets the variable."""
         return self._stored(name)
 
     async def _lookup_async(self, name: str) -> Any:
@@ -396,12 +397,12 @@ class StateBase:
 
     @property
     def _own_joined(self) -> list[JoinedValues]:
-        """The values that were joined from branches of this state, without those that it inherited."""
+        """The values that `join` collected from branches of this state, without inherited variables."""
         values = tuple(self._values.values())[self._n_inherited :]
         return [value for value in values if isinstance(value, JoinedValues)]
 
     def _check_values(self, refs: Sequence[LazyValue], joined: Sequence[JoinedValues]) -> None:
-        """Wait for `refs`, the values in the prompt, and `joined`, those of joined branches. Raises the first error."""
+        """Wait for `refs`, values in the prompt, and for `joined`, values of branches. Raises the first error."""
         for ref in refs:
             ref.wait()
         for value in joined:
@@ -414,14 +415,14 @@ class StateBase:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def _await_body(self) -> None:
-        """State overrides this to wait for the end of the body."""
+        """Does nothing here. State overrides this method to wait for the end of the body."""
 
     def _settle(self) -> None:
-        """State overrides this to wait for all gens of this state and its branches."""
+        """Does nothing here. State overrides this method to wait for all gens of this state and its branches."""
 
     @property
     def ret_value(self) -> Any:
-        """What the program's body returned. A State waits for it; an AsyncState has None until then."""
+        """What the program's body returned. A State waits until the body returns; an AsyncState returns None before."""
         self._await_body()
         return self._record.ret_value
 
@@ -463,7 +464,7 @@ class StateBase:
             raise NotImplementedError
 
     def _streamed(self) -> dict[int, str]:
-        """Number of a streaming gen -> its text so far."""
+        """Returns {number of a streaming gen: its text so far}."""
         found = {}
         for ref in self._lazy_values():
             if ref.deltas is not None and (deltas := [one for one in ref.deltas.items if not one.is_thought]):
@@ -473,8 +474,8 @@ class StateBase:
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for an event loop. With `return_meta_data`, yields pairs of a text and its meta info.
 
-        The meta info is None for text that was not generated. For a piece of a streaming gen it is what is known by
-        then, with None as finish_reason; after the last piece comes "" with the result of `get_meta_info`.
+        The meta info is None for text that was not generated. With a piece of a streaming gen comes the meta info that
+        is known by then, with None as finish_reason; the last pair of a gen is "" and the result of `get_meta_info`.
         """
         async for text, meta in self._text_and_meta(var_name):
             if return_meta_data:
@@ -495,7 +496,7 @@ class StateBase:
                 yield pair
 
     def _read(self, mark: int | None, name: str = "") -> LazyValue:
-        """A lazy value of the prompt's text; with `mark`, of the text since that mark."""
+        """Record a read of the prompt's text, from the mark numbered `mark` on. Returns the text as a lazy value."""
         ref = LazyValue(self._record, self._handle, self._transcript.last, name, source_line())
         self._record.add(wire.Read(self._handle.number, ref.number, mark))
         return ref
@@ -583,7 +584,7 @@ class StateBase:
 
 
 def _wire_part(leaf: Leaf) -> wire.Part:
-    """A leaf that is not a gen, as it is sent."""
+    """Convert a leaf that is not a gen or select to a message part."""
     if type(leaf) is RoleBegin:
         return wire.BeginTurn(leaf.role)
     if type(leaf) is RoleEnd:
@@ -604,7 +605,7 @@ _END = wire.EndTurn()
 
 
 def flat(refs: list[Any]) -> Iterator[int]:
-    """The numbers in nested lists."""
+    """Yields the numbers in nested lists."""
     for ref in refs:
         yield from flat(ref) if isinstance(ref, list) else (ref,)
 
@@ -650,7 +651,7 @@ class Group(Generic[S]):
     __slots__ = ("_parent", "_states")
 
     def __init__(self, states: list[S], parent: StateBase) -> None:
-        """Created by states."""
+        """Users do not create groups: `fork`, `beam` and `copy` of a state do."""
         self._states, self._parent = states, parent
 
     def __format__(self, spec: str) -> str:
@@ -670,7 +671,7 @@ class Group(Generic[S]):
         return self._states[i]
 
     def __setitem__(self, i: int, state: S) -> None:
-        """Only for `group[i] += ...`, which assigns the same state again. BadProgram: another state is assigned."""
+        """Exists only for `group[i] += ...`, which assigns the same state again. BadProgram: it is another state."""
         if state is not self._states[i]:
             raise BadProgram(f"branch {i} cannot be replaced; append to it with group[{i}] += ...")
 

@@ -24,7 +24,7 @@ _FIXED = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "n
 def start(backend: Backend, prompt: str, params: Mapping[str, Any], stream: bool = False) -> State:
     """Start the completion of one prompt, in which control tokens take effect. Its text is the variable "text".
 
-    params: sampling parameters, with SGLang's names or those of `gen`. BadProgram, Unsupported: one is invalid.
+    params: sampling parameters, with SGLang's names or those of `gen`. BadProgram, Unsupported: a parameter is bad.
     """
     if not isinstance(prompt, str):
         raise BadProgram(f"a prompt is text, not {type(prompt).__name__}; the server tokenizes it")
@@ -38,7 +38,7 @@ def start(backend: Backend, prompt: str, params: Mapping[str, Any], stream: bool
 
 
 def results(state: State) -> list[dict[str, Any]]:
-    """The text and meta info of each sample. Waits."""
+    """Wait for a completion. Returns the text and meta info of each sample."""
     texts, metas = state["text"], state.get_meta_info("text")
     pairs = [(texts, metas)] if isinstance(texts, str) else zip(texts, metas, strict=True)
     return [{"text": text, "meta_info": meta} for text, meta in pairs]
@@ -64,7 +64,7 @@ def start_stream(
 
 
 def growing(state: State) -> Iterator[dict[str, Any]]:
-    """Yields the whole text so far each time that it grows. Only the last item has meta info."""
+    """Yields the whole text so far whenever new text arrives. Only the last item has meta info."""
     text = ""
     for piece in state.text_iter("text"):
         text += piece
@@ -73,7 +73,7 @@ def growing(state: State) -> Iterator[dict[str, Any]]:
 
 
 async def growing_async(state: State) -> AsyncIterator[dict[str, Any]]:
-    """`growing` for an event loop."""
+    """Like `growing`, for an event loop."""
     text = ""
     async for piece in state.text_async_iter("text"):
         text += piece
@@ -88,7 +88,7 @@ def complete(
     **options: Any,
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """The result of one prompt, or a list of results for several prompts. params: sampling parameters for all prompts,
-    or a list with one for each. options: further options of `gen`."""
+    or a list with those of each prompt. options: further options of `gen`."""
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * len(prompts)
     if len(each) != len(prompts):
@@ -124,8 +124,8 @@ def score(
 ) -> ScoreResult:
     """The probability that each label, a token id, is the next token after query + item.
 
-    label_token_ids: labels for all items, or a list of them for each item. apply_softmax: the probabilities of an
-    item's labels are scaled to add up to 1. item_first: the prompt is item + query.
+    label_token_ids: labels for all items, or a list of labels for each item. apply_softmax: whether the probabilities
+    of an item's labels are scaled to add up to 1. item_first: whether the prompt is item + query instead.
     """
     texts = [items] if isinstance(items, str) else list(items)
     labels: list[Any] = list(label_token_ids)

@@ -14,7 +14,7 @@ _FIXED: Final[dict[str, tuple[bool, str]]] = {
     "enable_precache_with_tracing": (True, "the common prefix of a batch is always computed once"),
     "enable_parallel_encoding": (False, "join('concate_and_append') is exact: its text is computed in its place"),
 }
-"""Option -> (its only value, why there is no other)."""
+"""Option -> (its only value, why no other value is possible)."""
 
 
 class GlobalConfig:
@@ -24,7 +24,7 @@ class GlobalConfig:
 
     @property
     def default_backend(self) -> Backend | None:
-        """The backend of programs that name none."""
+        """The backend of programs that name no backend."""
         return default._default
 
     @default_backend.setter

@@ -55,8 +55,8 @@ NO_EFFECT = frozenset(
     )
 )
 """Options of SGLang's server that never change an output. A Runtime takes and ignores them: it listens on a local
-socket, selects kernels and CUDA graphs by itself, and runs no code from a model's files. A program names its reasoning
-and tools itself."""
+socket, selects kernels and CUDA graphs by itself, and runs no code from a model's files. Each program itself names
+its reasoning format and tools."""
 
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("pp_size", "ep_size", "nnodes"), ((1,), "an engine is on one machine; tp_size cuts its layers")),
@@ -66,7 +66,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "skip_tokenizer_init": ((False,), "prompts are text, which the server tokenizes"),
     "tokenizer_mode": (("auto",), "the tokenizer comes from the model's directory"),
 }
-"""Option of SGLang's server -> (its only values, why there is no other)."""
+"""Option of SGLang's server -> (its only values, why no others are possible)."""
 
 RENAMED = {
     "chunked_prefill_size": "step_tokens",
@@ -118,7 +118,7 @@ def _is_known(name: str) -> bool:
 
 
 def _refusal(name: str, value: Any, options: Mapping[str, Any]) -> list[str]:
-    """Why the option is refused, in a list of one line; [] if it is not."""
+    """Why the option is refused, as a list of one line; [] if the option is accepted."""
     if name in TRANSLATED:
         ours = TRANSLATED[name][0]
         return [f"{name} and {ours} are the same; give one of them"] if ours in options else []

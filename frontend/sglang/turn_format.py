@@ -13,7 +13,7 @@ class TurnFormat(NamedTuple):
     """What a model's chat template writes around turns, with the names of SGLang's ChatTemplate. name: the model's
     name.
 
-    A program does not need it: the server renders its turns, even if the template rewrites earlier ones.
+    Programs do not need this class: the server renders their turns, even if the template rewrites earlier turns.
     """
 
     name: str
@@ -31,7 +31,7 @@ class TurnFormat(NamedTuple):
 
     @property
     def stop_str(self) -> tuple[str, ...]:
-        """The text that ends a turn of the assistant."""
+        """The texts that end a turn of the assistant."""
         return self.markers.stop if self.markers else ()
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Any] = ()) -> tuple[str, str]:

@@ -11,7 +11,7 @@ class FixedChatTemplate:
     """The attribute `chat_template` of a backend, which SGLang's programs assign. Assigning it raises Unsupported."""
 
     def __init__(self, instead: str) -> None:
-        """instead: what to write."""
+        """instead: what to write instead, for the error message."""
         self._instead = instead
 
     def __set__(self, backend: object, template: object) -> NoReturn:

@@ -12,8 +12,8 @@ AWAITED = "something that is awaited"
 
 
 class ArgumentObserved(BaseException):
-    """Raised to end the recording of a program's body, when the body does something with an argument that needs its
-    value, or reads a generated value. A BaseException, because a body may catch Exception.
+    """Raised to end the recording of a program's body, when the body needs the value of an argument or reads a
+    generated value. A BaseException, because a body may catch Exception.
 
     what: a description of what was inspected, or the number of the value that was read. line: the place in the source,
     "file.py:12".
@@ -27,7 +27,8 @@ class ArgumentObserved(BaseException):
 class ArgumentSlot(Expr):
     """An argument without a value. It can be appended, joined to text with `+`, and used in f-strings.
 
-    Any other use sets `observed` and raises it: with another value of the argument, the body may append other text.
+    Any other use raises an ArgumentObserved and keeps it in `observed`: with another value of the argument, the body
+    may append other text.
     """
 
     __slots__ = ("__weakref__", "i", "name", "observed", "on_observed")

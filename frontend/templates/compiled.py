@@ -28,7 +28,7 @@ from banyan.templates.recorder import Recorder, Recording
 from banyan.templates.recorder import record as record_body
 
 MAX_TEMPLATES = 64
-"""The largest number of templates of one program on one backend. With more, each would be used too rarely."""
+"""The largest number of templates of one program on one backend. With more templates, each would be used too rarely."""
 
 PROBES: dict[type, Any] = {
     str: " \t{{odd}} %s 'Text'\n\n  of <|several|> lines\r\n" + 3_000 * "and long " + "\\n ",
@@ -68,7 +68,7 @@ class ArgumentPlan(NamedTuple):
 
 
 class _Observed(Exception):
-    """What the body appends depends on the values of some arguments. reasons: name of the argument -> how."""
+    """What the body appends depends on the values of some arguments. reasons: argument name -> how it is used."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__(reasons)
@@ -95,7 +95,7 @@ class Compiled(Program[Args, R_co]):
         """Why the body runs every time; "" if templates can be used."""
 
     def explain(self) -> str:
-        """Describe the templates and the arguments that a run of each sends, or say why the body runs every time."""
+        """Describe each template and the arguments that its runs send, or say why the body runs every time."""
         if self._unsupported:
             return f"{self.name} runs its body every time: {self._unsupported}"
         known = list(chain.from_iterable(templates.values() for templates in self._templates.values()))
@@ -121,7 +121,7 @@ class Compiled(Program[Args, R_co]):
     def _find(
         self, arguments: inspect.BoundArguments, record: ProgramRecord
     ) -> tuple[RecordedTemplate | None, dict[str, Any]]:
-        """(the template for these arguments, the arguments that it takes); (None, {}) if the body must run."""
+        """Returns (the template for these arguments, the arguments to send). No template: the body must run."""
         while not self._unsupported and (plan := self._plan(arguments.arguments, record.options)) is not None:
             try:
                 known = self._templates.get(record.backend) or {}
@@ -133,8 +133,8 @@ class Compiled(Program[Args, R_co]):
         return None, {}
 
     def _plan(self, arguments: Mapping[str, Any], options: Options) -> ArgumentPlan | None:
-        """The plan for these arguments. None: no argument can have a slot, or one is mutable or holds a gen, so the
-        body must run."""
+        """The plan for these arguments. None: the body must run, because no given argument can have a slot, or because
+        an argument is mutable, holds a gen or has a lone surrogate."""
         slots: dict[str, Any] = {}
         rest: list[Hashable] = []
         any_given = False
@@ -156,7 +156,7 @@ class Compiled(Program[Args, R_co]):
     def _make(
         self, arguments: inspect.BoundArguments, plan: ArgumentPlan, record: ProgramRecord
     ) -> RecordedTemplate | None:
-        """Record the body and keep the template. None: the body raises, or there are too many templates."""
+        """Record the body, and keep and return the template. None: the body raises, or there are too many templates."""
 
         def recorded(**changes: Any) -> Recording:
             changed = inspect.BoundArguments(arguments.signature, arguments.arguments | changes)
@@ -219,7 +219,7 @@ def _checked_template(
 
 
 def _with_slots(slots: Sequence[ArgumentSlot], recorded: Callable[..., Recording]) -> Recording | Exception:
-    """Record the body with these arguments replaced by slots. Returns the recording, or the error that the body raised.
+    """Record the body with `slots` as arguments. Returns the recording, or the error that the body raised.
     _Observed: the body inspects some of the arguments."""
     result: Recording | Exception
     try:
@@ -260,7 +260,7 @@ def frozen(value: Any) -> Hashable:
 
 
 def _gen_options(options: Options) -> Options:
-    """The options of a run that affect its gens' ops."""
+    """Returns `options` with only those that affect the ops of gens."""
     return replace(options, seed=None, timeout=None, budget=None, priority=None, deadline=None, backend=None)
 
 

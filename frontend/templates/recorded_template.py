@@ -31,8 +31,8 @@ class RecordedTemplate:
     """The ops and variables of a recorded body. `write` adds them to new states, all of which are on one backend."""
 
     def __init__(self, recording: Recording, names: tuple[str, ...]) -> None:
-        """names: the names of the arguments that have slots. Unsupported: no template can do what the recorded body
-        did."""
+        """names: the names of the arguments that have slots. Unsupported: no template can repeat what the
+        recorded body did."""
         if len(recording.programs) > 1:
             raise Unsupported(f"it calls another program, {recording.programs[1].name}")
         if recording.state._handle.number:
@@ -96,7 +96,7 @@ class RecordedTemplate:
         return _replaced(self._value, new, arguments)
 
     def _define(self, backend: Backend) -> int:
-        """The template's number on the backend. The first call sends the template. -1: the backend has no templates."""
+        """The template's number on the backend. The first call sends the template. -1: the backend supports none."""
         if self._process != os.getpid():  # a forked child, with a connection of its own
             self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
         if self._number < 0 and (define := getattr(backend, "define", None)) is not None:
@@ -121,7 +121,7 @@ _OWN = {"timeout": "a timeout", "client_decides": "a choices_method", "tools": "
 
 
 def _is_implicit_drop(op: wire.Op) -> bool:
-    """Whether the op only says that a state was freed. A template omits it: each run sends its own."""
+    """Whether the op only says that a state was freed. A template omits these ops, because each run sends them."""
     return isinstance(op, wire.Drop) and not op.tree
 
 
@@ -136,7 +136,7 @@ def _checked_op(op: wire.Op) -> wire.TemplateOp:
 
 
 def _check_value(value: Any, state: StateBase) -> None:
-    """Unsupported: a variable or the return value holds an object that runs must not share."""
+    """Check a variable or the return value. Unsupported: it holds an object that runs must not share."""
     if isinstance(value, JoinedValues):
         for one in value.values:
             _check_value(one, state)
@@ -151,7 +151,7 @@ def _check_value(value: Any, state: StateBase) -> None:
 
 
 def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any]:
-    """The return value and the variables, in a form that can be compared with those of another recording."""
+    """The return value and the variables, in a form that can be compared between recordings."""
     new: dict[Any, Any] = {state: "its state"}
     new |= {ref: ("value", ref.number) for ref in _lazy_values(state, value)}
 
@@ -164,7 +164,7 @@ def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any
 
 
 def _flattened(ops: Iterable[wire.Op]) -> list[Any]:
-    """The ops, with each Append as [state, text] and (state, other part) pairs; adjacent texts are joined."""
+    """The ops as a list. An Append becomes [state, text] and (state, other part) items; adjacent texts are joined."""
     flat: list[Any] = []
     for op in ops:
         if isinstance(op, wire.Append):
@@ -202,7 +202,7 @@ def _lazy_values(state: StateBase, value: Any) -> Iterator[LazyValue]:
 
 
 def _replaced(value: Any, new: Mapping[Any, Any], arguments: Sequence[Any]) -> Any:
-    """`value` of the recorded state, with slots replaced by arguments and lazy values and states by those in `new`."""
+    """Returns `value` with slots replaced by arguments, and recorded lazy values and states by those in `new`."""
     if isinstance(value, ArgumentSlot):
         return arguments[value.i]
     if isinstance(value, JoinedValues):

@@ -53,7 +53,7 @@ class Recorder:
         self.observed: ArgumentObserved | None = None
         """The error that ended the recording. The body may have caught it."""
         self.flush: Callable[[], None] | None = None
-        """Submits what the body has appended so far."""
+        """Submits all ops that the body has appended so far."""
         self.is_ended = False
         """Whether the recording has ended. Later ops are ignored: only a body that caught `observed` appends them."""
 
@@ -65,7 +65,7 @@ class Recorder:
         self.observe(f"the backend's {what}")
 
     def observe(self, what: str | int) -> NoReturn:
-        """Raise an ArgumentObserved."""
+        """End the recording with an ArgumentObserved, and raise it. what: see ArgumentObserved."""
         self.end(ArgumentObserved(what, source_line()))
         assert self.observed is not None
         raise self.observed
@@ -145,7 +145,7 @@ def record(
 
 
 def _run_coroutine(body: CoroutineType[Any, Any, Any]) -> Any:
-    """Run an `async def` body without an event loop; returns its value. ArgumentObserved: it awaits something."""
+    """Run an `async def` body without an event loop. Returns its value. ArgumentObserved: the body awaits something."""
     try:
         body.send(None)
     except StopIteration as e:

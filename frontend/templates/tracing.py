@@ -15,7 +15,7 @@ from banyan.templates.recorder import Recording
 
 @dataclass(repr=False, eq=False)
 class TraceNode:
-    """An appended piece of a prompt. before: the piece in front of it, which may belong to the parent state."""
+    """An appended piece of a prompt. before: the piece in front of this one, perhaps of the parent state."""
 
     number: int
     label: str
@@ -59,7 +59,7 @@ class Trace:
 
     @property
     def last_node(self) -> TraceNode | None:
-        """The last piece of the body's own state; None if it appended nothing."""
+        """The last piece of the body's own state; None if nothing was appended to this state."""
         return self._last.get(0)
 
     def flatten_nodes(self) -> list[TraceNode]:

@@ -34,8 +34,8 @@ from banyan.tools.checks import ServerCallback
 from banyan.tools.toolbox import Tool, Toolbox, ToolCall
 
 N_THREADS = 32
-"""The most sync tools that run at once. A tool that another tool calls gets a thread beyond this limit. Each tool that
-still runs after its timeout raises the limit by one, because Python cannot end a thread."""
+"""The largest number of sync tools that run concurrently. A tool that another tool calls gets a thread beyond this
+limit. Each tool that still runs after its timeout raises the limit by one, because Python cannot end a thread."""
 
 
 class Round(NamedTuple):
@@ -88,7 +88,7 @@ class Caller(ServerCallback):
         loop.call_soon_threadsafe(self._start_round, loop, called)
 
     def _on_gen_done(self, _: object) -> None:
-        """Cancel the calls that still run: the gen has a value, or has failed."""
+        """Cancel the calls that still run, because the gen has a value or has failed."""
         if self.full_text is not None:
             self.full_text.close()
         if self._running is not None:
@@ -138,7 +138,7 @@ class Caller(ServerCallback):
         return finished
 
     async def _result(self, call: wire.WireToolCall) -> tuple[str, bool]:
-        """The result as text, and whether it is an error."""
+        """Execute a call. Returns the result as text, and whether the text describes an error."""
         tool, timeout = self._tools.tools.get(call.name), self._tools.timeout
         if call.error:
             return f"error: {call.error}", True
@@ -234,7 +234,7 @@ class Caller(ServerCallback):
 
 
 async def _shielded(done: Future[_Outcome], on_cancel: Callable[[], object]) -> _Outcome:
-    """Wait for `done`. If this wait is cancelled, calls `on_cancel` and ends at once, without waiting for the tool."""
+    """Wait for `done`. If this wait is cancelled, calls `on_cancel` and does not wait until the tool ends."""
     try:
         return await asyncio.shield(asyncio.wrap_future(done))
     except asyncio.CancelledError:
@@ -256,7 +256,7 @@ class _Fatal(Exception):
 
 
 def _tool_turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
-    """The prompt's text between a turn that calls tools and the next turn of the model."""
+    """The text that the server appends between two turns of the model: markers and the results of the calls."""
     begin, end = chat.roles.get("assistant", ("", ""))
     before, after = chat.roles.get("tool", ("", ""))
     return end + "".join(f"{before}{call.result}{after}" for call in calls) + begin
@@ -284,7 +284,7 @@ _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 
 
 def _plain(value: Any) -> Any:
-    """`plain`. TypeError: a state, an iterator, or a value whose text would be only a class or name and an address."""
+    """Like `json_types.plain`. TypeError: a state, an iterator, or an object whose text is a name and an address."""
     kind: Any = type(value)
     if hasattr(kind, "_instead"):  # a state, whose text is the whole prompt, or branches
         raise TypeError(f"the result holds {kind.__name__}; return the text of a variable, such as state['x']")
@@ -300,7 +300,8 @@ def _plain(value: Any) -> Any:
 
 
 _only_address = re.compile("<[^=:,(]* at 0x[0-9a-fA-F]+>+")
-"""Matches the repr of a function, a method or an object without a text. A repr with one of =:,( shows content."""
+"""Matches the repr of a function, a method or an object without a text. A repr with one of =:,( has content and does not
+match."""
 
 
 def _reason(error: BaseException) -> str:
@@ -319,7 +320,7 @@ def _parsed(arguments: str) -> dict[str, Any]:
 
 
 def tool_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of this module, on a thread of its own; the first call starts it."""
+    """The event loop of this module. The first call starts the loop on a new thread."""
     global _loop
     with _starting:
         if _loop is None:

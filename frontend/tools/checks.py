@@ -16,21 +16,21 @@ from banyan.runtime.errors import BadOutput, BadProgram, ProgramError
 from banyan.runtime.protocol import wire
 
 N_THREADS = 8
-"""The most checks that run at once. They have their own threads because a validator is user code and may be slow."""
+"""The largest number of checks that run concurrently. They have their own threads because validators may be slow."""
 
 
 class ServerCallback:
     """Runs user code on a pool thread to answer the `Called` messages of one gen or select with `Results`."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int) -> None:
-        """state, ref: the server's numbers of the gen's state and value."""
+        """state, ref: the server's numbers for the state and the value of the gen or select."""
         self._record = weakref.ref(record)  # weak, so that a program that nobody references any more can end
         self._state, self._ref = state, ref
         self._context = copy_context()
         record.program.on_call(ref, self._on_called)
 
     def _on_called(self, called: wire.Called) -> None:
-        """Answer a message on a pool thread. Called on the backend's thread."""
+        """Answer a message on a pool thread. The backend's thread calls this method."""
         self._context.copy().run(_threads.run, lambda: self._reply(called))
 
     def _reply(self, called: wire.Called) -> None:
@@ -68,7 +68,7 @@ class Checker(ServerCallback):
     def __init__(self, record: ProgramRecord, state: int, ref: int, answer: OutputType) -> None:
         self._answer = answer
         self.n_refused = 0
-        """How many outputs were not valid."""
+        """Number of outputs that were not valid."""
         super().__init__(record, state, ref)
 
     def _results(self, called: wire.Called) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", 
     the tools' names. timeout: seconds within which the server must list its tools. The end of the block closes the
     connection, and ends the command.
 
-    ConfigError: the package `mcp` is missing. ConnectFailed: no connection, or no answer in time.
+    ConfigError: the package `mcp` is missing. ConnectFailed: the server cannot be reached, or does not answer in time.
     """
     try:
         from mcp import Client, StdioServerParameters, stdio_client
@@ -56,15 +56,15 @@ def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", 
 
 
 class ConnectionClosed(BaseException):
-    """Raised if a program calls a tool after the end of the block. It is not an Exception, so that it ends the program:
-    the model could do nothing about it."""
+    """Raised if a program calls a tool after the end of the block. Not an Exception, so that the program ends: the
+    model could not repair the call."""
 
 
 class MCPConnection:
     """A connection to an MCP server, open inside `with` or `async with`. Entering it returns the tools."""
 
     def __init__(self, make_client: Callable[[], Any], label: str, prefix: str, timeout: float) -> None:
-        """make_client: returns an `mcp.Client`. label: what messages call the server."""
+        """make_client: returns an `mcp.Client`. label: the server's name in messages."""
         self._make_client, self._label, self._prefix, self._timeout = make_client, label, prefix, timeout
         self._task: Future[None] | None = None
 

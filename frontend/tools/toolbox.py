@@ -81,7 +81,7 @@ class Tool:
         return msgspec.json.encode({"type": "function", "function": function}).decode()
 
     def arguments(self, text: str) -> dict[str, Any]:
-        """Parse a JSON object into keyword arguments. ValueError: they are not valid; its message is for the model."""
+        """Parse a JSON object into keyword arguments. ValueError, with a message for the model: they are not valid."""
         return self._arguments.parse(text)
 
     @cached_property
