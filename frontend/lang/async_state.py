@@ -175,7 +175,7 @@ class AsyncState(StateBase):
 
 
 class AsyncBranches(Group[AsyncState]):
-    """The branches of a fork in an `async def` program. The methods are those of Branches, but are awaited."""
+    """The branches of a fork in an `async def` program. See Branches; `best`, `first` and `vote` must be awaited."""
 
     __slots__ = ()
 

@@ -224,7 +224,7 @@ def gen(
     type         int, float, bool, date, Literal, Enum: written as plain text; str: any text. list, dict, TypedDict,
                  dataclass, msgspec.Struct, pydantic models: written as JSON and validated. Also the types of the
                  outlines package
-    json_schema  a text or a dict, also called schema; the object is what json.loads returns
+    json_schema  text or a dict; also called schema; the object is what json.loads returns
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
     dtype        as in SGLang: int, float, bool or str (letters, digits, _ and white space, in quotes)

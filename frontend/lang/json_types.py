@@ -132,7 +132,7 @@ def _check_union(union: Any, values: dict[Any, list[Any]]) -> None:
 
 
 def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
-    """The types of a class's fields. Adds to `metadata` what a pydantic model stores apart from them."""
+    """The types of a class's fields. Adds to `metadata` the metadata that a pydantic model stores apart."""
     if isinstance(fields := getattr(cls, "__pydantic_fields__", None), dict):
         for field in fields.values():
             metadata.extend(field.metadata)
@@ -293,7 +293,7 @@ def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str])
 
 
 def _place_in_union(info: Any) -> int:
-    """The sort key of a type in a union: msgspec keeps their order, but writes Structs later, and None last."""
+    """The sort key of a type in a union: msgspec keeps the types' order, but writes Structs later, and None last."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     is_struct = isinstance(info, inspect.StructType) and not info.array_like

@@ -75,8 +75,8 @@ def describe(description: str) -> Any:
 
 class PatternSchema(GenerateJsonSchema):
     """Writes stricter schemas than pydantic's own. Types written as strings, such as dates, get a pattern where
-    pydantic writes a format or no restriction. The tag of a discriminated union is required even if it has a default, because
-    pydantic needs the tag to read a value."""
+    pydantic writes a format or no restriction. The tag of a discriminated union is required even if it has a default,
+    because pydantic needs the tag to read a value."""
 
     def generate(self, schema: Any, mode: Any = "validation") -> dict[str, Any]:
         written: dict[str, Any] = super().generate(schema, mode)
@@ -166,7 +166,8 @@ def _is_name(keys: dict[str, Any]) -> bool:
 
 
 def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema of a dict's keys, in the server's terms. keys: the schema by pydantic. None: nothing to enforce."""
+    """A schema of a dict's keys, if the server does not support what pydantic writes for `keys`; else None. keys: the
+    keys' schema by pydantic."""
     if "enum" in keys or "const" in keys:
         return {"enum": [value for value in keys.get("enum", [keys.get("const")]) if isinstance(value, str)]}
     form = keys.get("format", "")

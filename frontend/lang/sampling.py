@@ -52,7 +52,7 @@ class GenOptions(
     temperature: Annotated[float, Meta(ge=0.0)] | None = None
     """The logits are divided by this number, 0 or more. With 0, the most likely token is taken."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """A probability, above 0 to 1: draw from the fewest most likely tokens whose probabilities add up to it."""
+    """A probability, above 0 to 1: draw from the fewest most likely tokens whose probabilities add up to this."""
     top_k: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
     """Draw from this number of most likely tokens; -1: from all."""
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
@@ -81,17 +81,17 @@ class GenOptions(
     return_text_in_logprobs: bool | None = None
     """Include the text of each token with its log-probability."""
     adapter: wire.Name | None = None
-    """The name of an adapter (LoRA) of the runtime, which computes the prompt and the output; "": the model alone."""
+    """The name of the runtime's adapter (LoRA) for the prompt and the output; "": the model without an adapter."""
     chat_template_kwargs: dict[str, Any] | str | None = None
     """Variables for the model's chat template, such as {"enable_thinking": False}: a dict of JSON values, or its JSON
-    text, of at most 16,384 characters. The whole conversation is rendered with them. A template ignores those that it
-    does not read."""
+    text, of at most 16,384 characters. The whole conversation is rendered with them. A template ignores
+    variables that it does not read."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds after which an unfinished value raises DeadlineExceeded. For a gen: counted from the time when all values
     before it are done. For a run: counted from its start, for its body and all its gens."""
     budget: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
-    """Tokens that may be generated, summed over all samples; one more raises BudgetExceeded. For a run: summed over all
-    its gens."""
+    """Tokens that may be generated, summed over all samples; the next token raises BudgetExceeded. For a run:
+    summed over all its gens."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """-100 to 100. Of two waiting gens, also of different programs, the one with the higher priority runs first."""
     deadline: Annotated[float, Meta(gt=0.0)] | None = None

@@ -194,8 +194,8 @@ class State(StateBase):
         """Beam search. Returns the best `k` branches after `depth` steps, the best first.
 
         Each step forks every branch `width` (default: k) times, appends `step` to each fork, and keeps the best `k`.
-        step: an expression, or a function that returns one for a branch. key: a function that returns the score of a
-        branch; default: the log-probability of the branch's outputs and choices.
+        step: an expression, or a function that returns an expression for a branch. key: a function that returns the
+        score of a branch; default: the log-probability of the branch's outputs and choices.
         """
         width = branch_choice.checked_width(k, depth, width)
         states = [self]

@@ -422,7 +422,7 @@ class StateBase:
 
     @property
     def ret_value(self) -> Any:
-        """What the program's body returned. A State waits until the body returns; an AsyncState returns None before."""
+        """What the program's body returned. A State waits until the body returns; an AsyncState has None until then."""
         self._await_body()
         return self._record.ret_value
 

@@ -300,8 +300,8 @@ def _plain(value: Any) -> Any:
 
 
 _only_address = re.compile("<[^=:,(]* at 0x[0-9a-fA-F]+>+")
-"""Matches the repr of a function, a method or an object without a text. A repr with one of =:,( has content and does not
-match."""
+"""Matches the repr of a function, a method or an object without a text. A repr with one of =:,( has content and does
+not match."""
 
 
 def _reason(error: BaseException) -> str:
