@@ -257,7 +257,7 @@ if not TYPE_CHECKING:  # type checkers should see the signature of `gen`
 
 def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
     if (choices := asked.pop("choices", None)) is not None:
-        asked.pop("return_logprob", None)  # the meta info of a select always has them
+        asked.pop("return_logprob", None)  # the meta info of a select always has log-probabilities
         if spare := [key for key in asked if key in _SPARE]:
             warn(f"gen with choices ignores {', '.join(spare)}: a choice is scored, not generated")
             asked = {key: value for key, value in asked.items() if key not in _SPARE}
@@ -341,7 +341,7 @@ def select(
     choices are scored: the name of a method, or your own ChoicesSamplingMethod. Your own method takes the decision, so
     it cannot be combined with temperature and seed. timeout, adapter, chat_template_kwargs: as for `gen`.
     """
-    # raises if one is invalid
+    # raises BadProgram if an option is invalid
     asked = {"temperature": temperature, "seed": seed, "timeout": timeout, "adapter": adapter}
     kwargs: Any = make(GenOptions, asked | {"chat_template_kwargs": chat_template_kwargs}).chat_template_kwargs
     method, decide = checked_method(choices_method)
@@ -500,7 +500,7 @@ def _parts(expr: Any) -> Iterable[Any]:
     if isinstance(expr, Seq):
         return expr.parts
     if isinstance(expr, Appended):
-        return (APPENDED,)  # without what a subclass adds
+        return (APPENDED,)  # without the fields of a subclass, such as Inlined
     if isinstance(expr, Expr):
         return (expr,)
     if isinstance(expr, list | tuple):

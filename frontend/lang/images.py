@@ -45,7 +45,7 @@ def _png(image: Any) -> bytes:
             return _saved(upright)
         except OSError:  # a PNG cannot hold its mode, such as CMYK
             return _saved(upright.convert("RGB"))
-    except (OSError, ValueError) as e:  # for example, the file that it was opened from is cut off
+    except (OSError, ValueError) as e:  # for example, the image's file is cut off
         raise BadProgram(f"the PIL image cannot be written as a PNG: {e}") from e
 
 

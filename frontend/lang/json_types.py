@@ -120,7 +120,7 @@ def _check_union(union: Any, values: dict[Any, list[Any]]) -> None:
         elif origin is tuple and Ellipsis not in args:
             tuples.append(kind)
         elif isinstance(kind, TypeVar) and kind not in seen:
-            seen.append(kind)  # it may stand for itself
+            seen.append(kind)  # a TypeVar may stand for itself
             todo += [kind.__bound__, *kind.__constraints__, *values.get(kind, ())]
         else:  # NewType, and an alias made by `type X = ...`
             names = ("__supertype__", "__value__")

@@ -132,7 +132,7 @@ class LazyValue(Expr):
             except errors.BanyanError as e:
                 self.record.error_flag.is_seen = True
                 error = self._root_error(e)
-                e.__traceback__ = None  # it holds this frame, and the future holds the error: a cycle
+                e.__traceback__ = None  # a traceback holds this frame, and the future holds the error: a cycle
                 raise error from error.__cause__ or e.__cause__
             self._handle = None  # the value is known: it no longer needs the state
         return self._value

@@ -228,7 +228,7 @@ class Program(Typed[Args, R_co]):
 
         Returns the finished states in order. generator_style: returns an iterator instead, which yields each state when
         it and all states before it have finished; with `ordered=False`, when it has finished (`state.index` is the
-        index of its item). At most `concurrency` (256) programs run at once, and their bodies run on at most
+        index of its item). At most `concurrency` (256) programs run concurrently, and their bodies run on at most
         `num_threads` threads ("auto": 64). Each state that is kept counts as one of the server's `max_programs`
         (65,536): for more items, use an iterator and keep no states, or use `checkpoint`.
 
@@ -439,7 +439,7 @@ class Program(Typed[Args, R_co]):
             raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
             raise BadProgram(f"concurrency is {concurrency!r}; it must be an int of at least 1")
-        make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if one is invalid
+        make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if a limit is bad
         title, start = self.name if has_bar else None, partial(self._begin, state_class, items)
         return BatchPlan(len(items.arguments), start, concurrency, tuple(limits.values()), title)
 

@@ -62,7 +62,7 @@ class ItemOptions(TypedDict, total=False):
 
 
 class BatchOptions(ItemOptions, total=False):
-    """All options of `run_batch` that do not change what it returns."""
+    """All options of `run_batch` that do not change the type of its result."""
 
     num_threads: int | Literal["auto"]
     concurrency: int | None

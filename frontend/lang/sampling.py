@@ -84,8 +84,8 @@ class GenOptions(
     """The name of the runtime's adapter (LoRA) for the prompt and the output; "": the model without an adapter."""
     chat_template_kwargs: dict[str, Any] | str | None = None
     """Variables for the model's chat template, such as {"enable_thinking": False}: a dict of JSON values, or its JSON
-    text, of at most 16,384 characters. The whole conversation is rendered with them. A template ignores
-    variables that it does not read."""
+    text, of at most 16,384 characters. The whole conversation is rendered with them. A template ignores variables
+    that it does not read."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds after which an unfinished value raises DeadlineExceeded. For a gen: counted from the time when all values
     before it are done. For a run: counted from its start, for its body and all its gens."""
@@ -154,7 +154,7 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """Number of further tries after a text that is not a valid object, for gens with a type but no `retries` of their
     own."""
     stream: bool = False
-    """Whether to run the body on another thread and return at once; `text_iter` reads the text as it is generated."""
+    """Whether to run the body on another thread and return immediately; `text_iter` reads the text while it grows."""
     durable: bool | str = False
     """If the server is killed, wait up to two minutes for its restart, and continue with the tokens so far. With a
     name: if this process ends, another process that runs the same program under that name continues the run. Only on a

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class State(StateBase):
     """The running prompt of a program, which `s += ...` extends, and its variables, which `s["x"]` reads.
 
-    `+=` takes an expression, a string, or a list of them. It records them and returns at once; if it raises, it records
+    `+=` takes an expression, a string, or a list of them. It records them and does not wait; if it raises, it records
     nothing. Reading waits until the value is known. If the value's gen failed, reading raises a ProgramError that names
     the program, the line and the gen.
     """
@@ -158,8 +158,8 @@ class State(StateBase):
                 future.exception()  # waits
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text of a variable, or of the whole state, in pieces as it is generated. The text comes in one piece if
-        the program does not stream, or if the gen has `retries`. An error is raised after the last piece."""
+        """Yields the text of a variable, or of the whole state, in pieces as it is generated; in one piece if the
+        program does not stream, or if the gen has `retries`. An error is raised after the last piece."""
         if var_name is not None:
             yield from pieces(self._lookup(var_name))
         elif not self._record.options.stream:

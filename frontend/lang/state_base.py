@@ -71,8 +71,8 @@ class StateBase:
         self._values: dict[str, Any] = {}
         self._n_inherited = 0  # how many of the values are inherited: the first ones
         self._names: Feed[str] = Feed()  # names of variables as they are set, for readers that wait for one
-        self._refs: list[Any] = []  # the numbers of its values, with a nested list for each branch
-        self._closed = ""  # why nothing more can be appended; "" while it can
+        self._refs: list[Any] = []  # the numbers of this state's values, with a nested list for each branch
+        self._closed = ""  # why nothing more can be appended; "" while the state is open
         self._is_view = False  # whether this object belongs to code outside the body
 
     def __repr__(self) -> str:
@@ -613,7 +613,7 @@ def flat(refs: list[Any]) -> Iterator[int]:
 class StateKV:
     """Hints for the KV that a state has at the time of the call. They never change an output; only a runtime uses them.
 
-    Without hints, the runtime keeps the KV of a waiting state about as long as earlier waits of this kind took.
+    Without hints, the runtime keeps the KV of a waiting state about as long as similar waits took before.
     """
 
     def __init__(self, record: ProgramRecord, state: int) -> None:

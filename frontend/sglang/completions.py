@@ -145,7 +145,7 @@ def score(
     ]
     metas = [[state.get_meta_info("text") for state in states] for states in running]
     logprobs = [[meta["output_token_logprobs"][0][0] for meta in of_item] for of_item in metas]
-    # relative to an item's largest one, which keeps the sum above 0 where all probabilities underflow
+    # relative to the item's largest log-probability: the sum stays above 0 even if all probabilities underflow
     bases = [max(of_item) if apply_softmax else 0.0 for of_item in logprobs]
     scores = [[math.exp(one - base) for one in of_item] for of_item, base in zip(logprobs, bases, strict=True)]
     if apply_softmax:

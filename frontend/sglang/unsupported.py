@@ -19,7 +19,7 @@ class FixedChatTemplate:
 
 
 class _Elsewhere:
-    """A backend of SGLang that does not exist here. Its constructor raises Unsupported, with the text of the class."""
+    """A backend of SGLang that does not exist here. Its constructor raises Unsupported with the class's docstring."""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
         """Raises Unsupported, which says what to write instead."""
