@@ -1,4 +1,4 @@
-"""The interface of backends: they take the ops of programs, and return futures of their values."""
+"""The interface of backends: a backend takes the ops of programs, and returns futures of the values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Question = Literal["stats", "flush", "check", "info"]
 
 
 class OpenProgram(Protocol):
-    """One program on a backend. Every future resolves, whatever happens to the backend."""
+    """One program on a backend. Every future gets a value or an error, even if the backend fails."""
 
     @property
     def first_error(self) -> BaseException | None:
@@ -36,12 +36,12 @@ class OpenProgram(Protocol):
     def generate_ahead(self, n_tokens: int) -> None:
         """Generate up to `n_tokens` tokens with one request, and answer several gens from them.
 
-        For backends that charge per request; others ignore it. Must be called before the first `submit`.
+        For backends that charge per request; others ignore the call. Must be called before the first `submit`.
         """
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback`, which must not wait, each time that gen or select `ref` needs Results: of tools, of a check
-        of its output, or of a choice.
+        """Call `callback`, which must not wait, each time that gen or select `ref` needs a Results message: the
+        results of tools, the result of a check of its output, or the choice.
 
         Must be called before the op is submitted.
         """
@@ -60,7 +60,7 @@ class Backend(Protocol):
     @property
     def refuses(self) -> frozenset[str]:
         """The features that the backend lacks: options of gens, by their names for users, and "tools", "image", "regex"
-        and so on. A program that uses one fails with Unsupported, which names the feature."""
+        and so on. A program that uses one of them fails with Unsupported, which names the feature."""
 
     def program(self, name: str = "") -> OpenProgram:
         """A new, empty program."""
@@ -70,7 +70,7 @@ class Backend(Protocol):
 
 
 class ProgramDefaults:
-    """Base of OpenPrograms. Its methods do nothing; a backend overrides those that it needs."""
+    """Base class for OpenPrograms. Its methods do nothing; a subclass overrides the methods that it needs."""
 
     first_error: BaseException | None = None
 

@@ -91,8 +91,8 @@ def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
 
 
 def _named(backend: Backend) -> Backend:
-    """Return `backend`, which a run or a `using` block names. While a body is recorded, return the recorder instead, so
-    that no model runs."""
+    """Return `backend`, the argument of a run or `using` block; or the recorder while a body is recorded, so that no
+    model runs."""
     current = CURRENT.get()
     if current is not None and _is_recorder(current) and not _is_recorder(backend):
         return current

@@ -1,4 +1,4 @@
-"""Jobs: the gens and selects of a program, which a backend that only generates text answers one by one."""
+"""Jobs: a backend that only generates text gets each gen and select of a program as a Job, and answers it."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Job(Attempt):
             self.fail(e)
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Call `stop`, from any thread, when nobody wants the answer any more. If the job is over, calls it now."""
+        """Call `stop`, from any thread, when nobody wants the answer any more; if the job is over, call `stop` now."""
         self._on_stop = stop
         if self.is_over:
             stop()
@@ -204,7 +204,7 @@ class Job(Attempt):
             self._on_stop()
 
     def deliver(self, text: str) -> None:
-        """Pass on more text of a gen that streams. Does nothing after `stop`."""
+        """Pass on more text of a gen that streams, and separate reasoning from it. Does nothing after `stop`."""
         if self._parser is None:
             self._parser = self._new_parser()
         if self._parser is not None:
@@ -213,7 +213,7 @@ class Job(Attempt):
         self.deliver_separated(text)
 
     def deliver_separated(self, text: str, is_thought: bool = False) -> None:
-        """Pass on more text of a gen that streams. is_thought: the text is reasoning."""
+        """Pass on more text from which the reasoning was separated. is_thought: the text is the reasoning."""
         if text and not self.is_over:
             self._first = self._first or time.monotonic()
             self.owner.deliver(wire.Delta(0, 0, self.op.ref, text, is_thought=is_thought, round=self.round))

@@ -26,7 +26,7 @@ from banyan.runtime.protocol import wire
 
 
 class JobBackend(Protocol):
-    """A backend that only generates."""
+    """A backend that only answers gens and selects. The rest of a program runs in the user's process."""
 
     @property
     def welcome(self) -> wire.Welcome: ...
@@ -103,7 +103,7 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
             listener(delta)
 
     def ahead(self, state: int) -> list[str | wire.Gen]:
-        """The texts and gens that follow the current gen of a state in its turn, as far as they were submitted."""
+        """The texts and gens that follow the current gen of a state in the same turn, as far as they were submitted."""
         found: list[str | wire.Gen] = []
         with self._lock:
             for op in self._executor.states[state].queue:

@@ -48,13 +48,13 @@ class Mock:
 
     An answer takes the place of the model's output, and is cut in the same way: before the first of the gen's stop
     strings, after the first match of its stop_regex, or before the text that ends the turn. A Mock has no tokens, so
-    other sampling options have no effect, but `calls` holds the options of each gen. The script may also return a
-    `wire.Sample` with a finish_reason, n_tokens and logprobs of its own. The answer to a select is one of its choices,
-    or a dict from each choice to its log-probability: then the best choice is taken or, with a temperature, one is
-    drawn.
+    other sampling options have no effect, but `calls` holds the options of each gen. An answer may also be a
+    `wire.Sample`, which sets finish_reason, n_tokens and logprobs and is not cut. The answer to a select is one of its
+    choices, or a dict from each choice to its log-probability: then the best choice is taken or, with a temperature,
+    one is drawn.
 
-    The answer to a gen with tools may be calls: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts. The next answer is
-    asked for with a prompt that contains the results.
+    The answer to a gen with tools may be calls: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts. Then the
+    script is asked for the next answer, with a prompt that contains the results.
 
     If an answer is an exception, or a function raises one, the gen fails. Banyan's errors are raised unchanged
     (`RuntimeLost("gone")`); any other exception becomes the cause of a ProgramError.
@@ -83,7 +83,7 @@ class Mock:
         self.calls: list[MockCall] = []
         """All gens and selects so far, in the order in which they started."""
         self.submits: list[tuple[wire.Op, ...]] = []
-        """For each message so far, its ops."""
+        """The ops of each message so far."""
         if not callable(latency) and not latency >= 0:
             raise ConfigError(f"latency is {latency}; it must be 0 or more seconds")
         self._script, self._latency = script, latency
@@ -97,7 +97,7 @@ class Mock:
         return _MockProgram(self, name)
 
     def ask(self, what: Question) -> Any:
-        """The model's name, and counts of calls and messages, whatever the question."""
+        """Answer any question with the model's name and the counts of calls and messages."""
         return {"model": "mock", "n_calls": len(self.calls), "n_submits": len(self.submits)}
 
     def start(self, job: Job) -> None:
@@ -182,7 +182,7 @@ class _MockProgram(LocalProgram):
 
 
 def _call(now: float, seconds: float, action: Callable[[], None]) -> Alarm | None:
-    """Call `action` `seconds` after `now`, on the clock's thread; if `seconds` is 0, call it here and now."""
+    """Call `action` `seconds` after `now`, on the clock's thread; if `seconds` is 0, on this thread, now."""
     if seconds:
         return clock().call(now + seconds, action)
     action()
@@ -190,7 +190,8 @@ def _call(now: float, seconds: float, action: Callable[[], None]) -> Alarm | Non
 
 
 def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:
-    """The answer, cut before the first stop string or after the first match of a pattern. An exception is raised."""
+    """The answer, cut before the first stop string or after the first match of a pattern. Raises an answer that is an
+    error."""
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, wire.Sample):
@@ -206,7 +207,7 @@ def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) 
 
 
 def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> GenOutcome:
-    """Select as if each choice were one token with this log-probability."""
+    """Select as if each choice were one token with the log-probability that `logprobs` gives it."""
     if logprobs.keys() != set(op.choices):
         raise ValueError(f"{', '.join(logprobs)} have log-probabilities, but the choices are {', '.join(op.choices)}")
     values = [(float(logprobs[choice]),) for choice in op.choices]

@@ -1,12 +1,12 @@
 """Answers several gens with one request to an API: SGLang's speculative execution (`num_api_spec_tokens`).
 
 A gen with stop strings requests more tokens than it needs, without the stop strings. The output before the first stop
-string is the value of the gen, and the output after it is kept. What the program appends next is compared with the kept
-output: if its texts match, its next gen takes its value from there and needs no request. Otherwise, or if the next gen
-has other options, that gen makes its own request.
+string is the value of the gen, and the output after it is kept. The texts that the program appends next are compared
+with the kept output. If they match, the next gen takes its value from the kept output and needs no request. Otherwise,
+or if the next gen has other options, that gen makes its own request.
 
 A chat API cannot continue a turn that has begun. So the first gen of a turn requests the whole turn, which must contain
-the texts that the program writes. If it does not, the request is repeated, up to N_TRIES times in all.
+the texts that the program writes. If the turn lacks them, the request is repeated, up to N_TRIES times in all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _GeneratedAhead(NamedTuple):
     """The text that the model generated in a state.
 
     context: for a chat API, the turns before the open turn; None for completions. text: the open turn from its start,
-    generated text included; for completions, the whole prompt. is_complete: the model ended the text, not a limit.
+    generated text included; for completions, the whole prompt. is_complete: the model ended the text; no limit did.
     """
 
     context: Any
@@ -111,8 +111,8 @@ class ApiSpeculation:
         return messages, begun or ""
 
     def _cut(self, job: Job, rest: str, is_complete: bool, is_requested: bool = False) -> GenOutcome | None:
-        """The start of `rest`, up to the first stop string of the gen, as its outcome. None: `rest` ends before that,
-        so that the gen needs a request."""
+        """The start of `rest`, up to the first stop string of the gen, as the gen's outcome. None: a limit cut `rest`
+        off before a stop string, so that the gen needs a request."""
         assert isinstance(job.op, wire.Gen)
         text, stop = _up_to(job.op.sampling.stop if self._kind == "chat" else job.stops, rest)
         reason: wire.FinishReason = "stop" if stop or is_complete else "length"
@@ -133,8 +133,8 @@ def _up_to(stops: Sequence[str], text: str) -> tuple[str, str]:
 
 
 def _mismatch(text: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
-    """Says where a turn of the model differs from what the program writes; "" if it does not. parts: what the program
-    writes, in which each gen stands for some text. why: another reason for which the turn cannot be used."""
+    """An error message: where the model's turn differs from what the program writes; "" if they match. parts: what the
+    program writes; each gen stands for some text. why: another reason for which the turn cannot be used."""
     rest = text
     for part in parts:
         if isinstance(part, str):

@@ -90,15 +90,15 @@ class OpenAI:
     "chatml", or a mapping of role -> (prefix, suffix); the suffix of the assistant is also a stop string of all gens in
     turns. is_azure: the arguments are those of `openai.AzureOpenAI`. extensions: options beyond OpenAI's that this
     server has: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos, chat_template_kwargs (of a
-    chat model), and prefix (the server continues a turn of the assistant that has begun). All others are refused.
-    max_in_flight: the most requests at a time.
+    chat model), and prefix (the server continues a turn of the assistant that has begun). Gens with any
+    other such option are refused. max_in_flight: the most requests at a time.
 
     All requests run on one thread of the process. The client retries temporary failures (no connection, 408, 409, 429,
     5xx) max_retries times (2), after growing pauses, or after the pause that the server asks for. Other failures
-    raise where the value is read, and so does an answer that is larger than its request can need, or takes six times
-    `timeout` in all. With an http_client of your own, limiting the size of responses is up to that client. A select on
-    a completion model scores its choices by the log-probabilities that `echo` returns; on a chat model it generates the
-    choice under a schema that allows nothing else.
+    are raised where the value is read. An answer fails too if it is larger than its request can need, or takes longer
+    than six times `timeout` in all. With an http_client of your own, limiting the size of responses is up to that
+    client. A select on a completion model scores its choices by the log-probabilities that `echo` returns; on a chat
+    model it generates the choice under a schema that allows nothing else.
 
     ConfigError: the package is missing, or an argument is wrong.
     """
@@ -284,8 +284,8 @@ class OpenAI:
 
 
 def _total_seconds(timeout: Any) -> float | None:
-    """The most seconds that a request may take in all; None: no limit. timeout: that of a client of the openai
-    package."""
+    """The most seconds that a request may take in all; None: no limit. timeout: the `timeout` of a client of
+    the openai package."""
     seconds = getattr(timeout, "read", timeout)
     return None if seconds is None else bounds.SLOWEST * seconds
 

@@ -19,7 +19,7 @@ SLOWEST = 6.0
 """A request, with its retries, may take this many times the client's `timeout`; the timeout itself applies to each
 read."""
 UNLIMITED = 1 << 14
-"""Most tokens that are expected for a request without max_tokens: a select on a chat model."""
+"""The most tokens in the answer to a request without max_tokens, which a select on a chat model sends."""
 MAX_EVENT_LINES = 1024
 """Lines of one event of a stream. The package joins them in quadratic time."""
 _END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
@@ -36,7 +36,7 @@ class AnswerLimits(NamedTuple):
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> AnswerLimits:
-        """The limits of the response to a request. They are generous: an honest server stays ten times below them."""
+        """The limits of the response to a request. They are generous: an honest server needs at most a tenth."""
         max_tokens = request.get("max_completion_tokens", request.get("max_tokens", UNLIMITED))
         n_tokens = max_tokens * (request.get("n") or 1)
         n_top = request.get("top_logprobs") or int(request.get("logprobs") or 0)
@@ -52,7 +52,7 @@ class AnswerLimits(NamedTuple):
 
 
 class AnswerTooLarge(Exception):
-    """A response has more than `limit` of something."""
+    """A response has more than `limit` of `what`, such as events of a stream."""
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"the server's answer has more {what} than this request can need: more than {limit}")

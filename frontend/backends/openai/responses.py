@@ -38,7 +38,7 @@ class ResponseReader:
         self.first = 0.0
 
     def take(self, chunk: Any) -> tuple[str, str]:
-        """Read a chunk; returns the new reasoning and text of the first choice. AnswerTooLarge: see `limits`."""
+        """Read a chunk; returns the new reasoning and text of the first choice. AnswerTooLarge: see AnswerLimits."""
         self._n_chunks += 1
         if self._n_chunks > self._limits.n_events:
             raise AnswerTooLarge("events", self._limits.n_events)
@@ -238,7 +238,8 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
 
 
 def _logprobs_behind(choice: Any, start: int) -> list[float]:
-    """Log-probabilities of the tokens that end after character `start`; 0 for the first token of a text."""
+    """The log-probabilities of the tokens that end after character `start`. A token without one, such as the first of a
+    text, counts as 0. []: the response has no log-probabilities."""
     found = choice.logprobs
     if found is None or not (found.tokens and found.token_logprobs and found.text_offset):
         return []

@@ -111,8 +111,8 @@ class Record:
             raised.add_note(e.message)
 
     def _put(self, line: Header | TapeEntry) -> None:
-        """Write a line; if that fails, remove the part that was written. The error is kept for `close`: callbacks of
-        futures call this, and an exception in them would only be logged."""
+        """Write a line; if that fails, remove the part that was written. The error is kept, and `close` raises
+        it: this runs in callbacks of futures, in which an exception would only be logged."""
         with self._lock:
             if self._file.closed:
                 return

@@ -50,7 +50,7 @@ class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One gen or select, and its answer.
 
     key: a digest of the question. after: the key of the gen that comes before this one in the prompt; "" if there is
-    none. parts: what was appended between the two.
+    none. parts: what was appended after that gen and before this one.
     """
 
     program: str
@@ -71,9 +71,9 @@ class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scores: wire.Scores | None = None
     prompt: tuple[wire.TokenLogprob, ...] = ()
     pieces: tuple[str, ...] = ()
-    """The stream of the first sample's text."""
+    """The pieces in which the first sample's text was streamed."""
     thoughts: tuple[str, ...] = ()
-    """The stream of the first sample's reasoning, which came before the text."""
+    """The pieces in which the first sample's reasoning was streamed, before the text."""
     error: Failure | None = None
 
 

@@ -62,7 +62,7 @@ class Replay:
         return LocalProgram(self, name)
 
     def ask(self, what: Question) -> Any:
-        """The model's name and the counts of entries, whatever the question."""
+        """Answer any question with the model's name and the counts of entries."""
         return {"model": self.welcome.model, "n_entries": len(self._entries), "n_unused": len(self.unused)}
 
     def start(self, job: Job) -> None:
