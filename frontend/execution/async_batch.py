@@ -40,7 +40,7 @@ class AsyncBatch:
         return states
 
     async def __aiter__(self) -> AsyncIterator[AsyncState]:
-        """Yields each finished state; if ordered, after all states before it. Closing the iterator stops the rest."""
+        """Yields finished states; if ordered, in the order of the items. Closing the iterator stops the other runs."""
         found: dict[int, AsyncState] = {}
         n_yielded = 0
         async with aclosing(self._as_finished()) as finished:

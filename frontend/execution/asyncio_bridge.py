@@ -49,8 +49,8 @@ async def on_thread(work: Callable[[], None]) -> None:
 
 
 class UntilStopped:
-    """A block that is cancelled when `record` is stopped, and then raises the error that stopped it. (A class, because
-    each async program that waits holds one, and the generator of a context manager takes 0.8 KB.)"""
+    """An `async with` block that is cancelled when `record` is stopped, and then raises the error that stopped it.
+    (It is a class because each waiting async program holds one; a generator of `asynccontextmanager` takes 0.8 KB.)"""
 
     __slots__ = ("_record", "_scope")
 

@@ -75,7 +75,7 @@ class BatchRun:
         self._n_started = 0
 
     def all(self, on_error: OnError) -> list[State]:
-        """The finished states of all items, in order."""
+        """Run all items. Returns their states, in order. BatchError: an item failed and on_error is "raise"."""
         states = list(self.results("return", ordered=True))
         if on_error == "raise":
             failed = {i: error for i, state in enumerate(states) if (error := state.error()) is not None}
@@ -83,7 +83,7 @@ class BatchRun:
         return states
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
-        """Yields each finished state; if `ordered`, after all states before it. Closing the iterator stops the rest."""
+        """Yields finished states; if `ordered`, in the order of items. Closing the iterator stops the other runs."""
         with closing(self), self._plan.progress_bar() as self._bar:
             self._limits = BatchLimits(*self._plan.limits)
             self._start_thread(self._start_workers, "banyan-batch")
@@ -101,7 +101,7 @@ class BatchRun:
                     yield state
 
     def _as_finished(self) -> Iterator[tuple[int, State]]:
-        """Yields (index, state) of each run when the run finishes or the batch times out."""
+        """Yields (index, state) of each run when the run finishes or the whole batch times out."""
         seen: set[int] = set()
         while len(seen) < self._plan.n:
             RuntimeLost.unless_in(self._process, "the batch")
@@ -120,7 +120,8 @@ class BatchRun:
                 yield i, state
 
     def _time_out(self) -> None:
-        """End all unfinished runs. Their own limits have stopped their gens, but a body may still run other code."""
+        """End all runs that have not finished or not started. Their own limits stop their gens, but not other code of
+        the bodies."""
         error = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
         with self._lock:
             unstarted, self._is_stopped = list(self._indices), True
@@ -144,8 +145,8 @@ class BatchRun:
         threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True).start()
 
     def _start_workers(self) -> None:
-        """Start workers. Begins with one, which is enough for bodies that never wait, and doubles their number whenever
-        no run has started for PATIENCE seconds."""
+        """Start one worker, which is enough for bodies that never wait. Double the number of workers whenever no run
+        has started for PATIENCE seconds."""
         n_workers, n_wanted = 0, 1
         while self._n_started < self._plan.n and not self._is_stopped:
             while n_workers < min(n_wanted, self._n_threads - 1):

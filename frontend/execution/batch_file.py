@@ -1,8 +1,8 @@
 """The checkpoint file of a batch: a JSON line for each finished item.
 
 A line is written when its item has finished, so the file tells which items are left to run. A process that is killed
-leaves at most one incomplete line, which the next process cuts off. So each item has one line in the end. Until the
-batch has passed the last item that had a line at the start, memory holds 4 bytes for each item up to that one.
+leaves at most one incomplete line, which the next process cuts off. So each finished item has one line in the end.
+Memory holds 4 bytes for each item up to the last one that had a line at the start, until the batch has passed it.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def _digested(value: Any) -> bytes:
 
 
 def _in_digest(value: Any) -> Any:
-    """Returns what stands in a digest for a value that JSON does not have: its fields or its text. It must be the same
-    in each process, so addresses are removed."""
+    """Returns what is hashed in place of a value that JSON does not have: its fields or its text. The result must be
+    the same in each process, so memory addresses are removed."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     kind: Any = type(value)
@@ -236,7 +236,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]:
-    """The items up to an exception that the iterable raises, which is added to `errors`."""
+    """Yields the items. If the iterable raises an exception, adds the exception to `errors` and ends."""
     try:
         yield from items
     except Exception as e:
@@ -245,8 +245,8 @@ def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]
 
 def _check_objects(value: Any) -> None:
     """Check that the text of a variable is a valid object; if not, raise BadOutput, or ForkError for a branch. Such an
-    item must not get a record, because an item with a record never runs again. If the body got the error itself and
-    finished all the same, nothing is raised."""
+    item must not get a record, because an item with a record never runs again. If the body received the
+    error and finished nevertheless, nothing is raised."""
     if isinstance(value, JoinedValues):
         value.each(_check_objects)
     elif not (isinstance(value, LazyValue) and value.was_refused):

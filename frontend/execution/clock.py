@@ -78,8 +78,8 @@ class LateRecord(Protocol):
 
 
 class Flusher:
-    """A thread that calls `flush_late` of each added record after FLUSH_AFTER seconds; while other records wait, after
-    at most twice that time. All records that wait share one sleep, because an alarm for each record would be a tenth of
+    """A thread that calls `flush_late` of each added record after FLUSH_AFTER seconds, or up to twice as many if other
+    records wait already. All records that wait share one sleep, because an alarm for each record would be a tenth of
     a program's cost. The flusher keeps no record alive. The first `add` starts the thread."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def flusher() -> Flusher:
 
 
 def _reset() -> None:
-    """Create the clock and the flusher, again in a forked child: threads do not survive a fork."""
+    """Create the clock and the flusher. A forked child calls this too, because it has no threads of its parent."""
     global _clock, _flusher
     _clock, _flusher = Clock(), Flusher()
 

@@ -69,7 +69,7 @@ class ProgramRecord:
         self.error_flag = ErrorFlag()
         """Set once the user has seen the program's error."""
         self.has_raised = False
-        """Whether a run of the program raised an error that has its state as an attribute (see `with_state`)."""
+        """Whether the run raised an error whose attribute `state` is the run's state; see `with_state`."""
         self.has_reader = False
         """Whether code outside the body has begun to read the state of a run that streams."""
         self.ended: Feed[None] = Feed(self.error_flag)
@@ -88,17 +88,18 @@ class ProgramRecord:
         self.index: int | None = None
         """The index of its batch item; None outside a batch."""
         self.index_line = ""
-        """Where the index was first read, "file.py:12"."""
+        """The line of user code that first read the index, "file.py:12"; "": none did."""
         self.events: Events | None = None
         """Set if the run was started by `stream`."""
         self.counters: list[Callable[[ValueFuture[wire.Value]], None]] = []
-        """Called with the future of each gen and select when it is done: token budgets, a batch's progress bar."""
+        """Functions to call with the future of each gen and select when it is done. Token budgets and a batch's
+        progress bar add them."""
         self._alarm: Alarm | None = None
         self._alarm = run_limits.begin(self, options, batch)
 
     @property
     def error(self) -> BaseException | None:
-        """The error that the body raised."""
+        """The error that the body raised; None: no error yet."""
         return self.ended.error
 
     @property
@@ -215,7 +216,7 @@ class ProgramRecord:
         self._call_stop_callbacks()
 
     def on_stop(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the program is stopped, on the thread that stops it, or at once if it is stopped."""
+        """Call `callback` when the program is stopped, on the thread that stops it; now if it is stopped already."""
         self._stop_callbacks.append(callback)
         if self.failure is not None:
             self._call_stop_callbacks()
@@ -264,8 +265,8 @@ class ProgramRecord:
         when_all_done([] if self.error is not None else self.futures, callback)
 
     def _report_lost_stream(self) -> None:
-        """If the program streams but nobody reads the stream, log that it is stopped unfinished: that is a mistake of
-        the caller."""
+        """Log a warning if the program streams, nobody reads the stream, and the program is stopped unfinished: the
+        caller should have kept the program's state and read it."""
         if not self.options.stream or self.has_reader or self.error is not None or self.failure is not None:
             return
         # The server may have learned already that the state was dropped.

@@ -74,7 +74,7 @@ class ProgramRun(Generic[P]):
         self.state = state_class(self.record, self.record.new_handle(), seed, Transcript())
 
     def play(self) -> None:
-        """Run the body on this thread. Raises what it raises."""
+        """Run the body on this thread. Raises the body's error."""
         with _Playing(self.record):
             self.record.check()
             value = self._body(self.state)
@@ -89,7 +89,7 @@ class ProgramRun(Generic[P]):
             print(self.state.text())
 
     async def play_async(self) -> None:
-        """`play` for an `async def` body. If the program is stopped, the body is cancelled."""
+        """Like `play`, for an `async def` body. If the program is stopped, the body is cancelled."""
         from banyan.execution.asyncio_bridge import UntilStopped  # lazily: it imports asyncio
 
         with _Playing(self.record):
@@ -99,9 +99,9 @@ class ProgramRun(Generic[P]):
 
 
 def with_state(error: E, state: StateBase) -> E:
-    """An error that a run raised, with the run's state as its attribute `state` and a note of the calls so far. An
-    error of an inner run keeps the inner run's state. An error that refuses attributes, such as a frozen dataclass,
-    stays as it is."""
+    """Set the attribute `state` of an error that a run raised to the run's state, and add a note of the calls so far.
+    Returns the error. The error of an inner run keeps the inner run's state. An error that refuses attributes, such as
+    a frozen dataclass, is not changed."""
     if isinstance(error, Exception) and getattr(error, "state", None) is None:
         state._record.has_raised = True
         lines = calls(state._record)
@@ -149,7 +149,7 @@ async def finished(run: ProgramRun[Any]) -> AsyncState:
 
 
 def start_on_thread(run: ProgramRun[State], then: Callable[[], None] = lambda: None) -> None:
-    """Run the body on a thread of the pool. Returns at once. then: called when the body has ended."""
+    """Run the body on a thread of the pool, without waiting for it. then: called when the body has ended."""
 
     def body() -> None:
         with suppress(BaseException):  # the record keeps the error and raises it where a value is read

@@ -1,8 +1,8 @@
 """The progress bar of a batch, on stderr or in a notebook: items done, items and tokens per second, cached share, time
 left.
 
-Tokens are counted when a value arrives, not when its run ends, so that a few long runs show progress too. If stderr
-is a file, where no bar can be drawn, one line is written per minute.
+Tokens are counted when a value arrives, not when its run ends, so that progress is visible during long runs too. If
+stderr is a file, where no bar can be drawn, one line is written per minute.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Meter(progress.ProgressColumn):
 
 
 class Bar:
-    """The progress bar that is shown. A batch calls it from any thread."""
+    """The progress bar of a batch, which may call it from any thread."""
 
     def __init__(self, meter: Meter, shown: progress.Progress, task: progress.TaskID, to: Console | None) -> None:
         """to: the file to which a line is written once a minute, if no bar is shown."""

@@ -63,7 +63,8 @@ class TokenBudget:
             self._check(record())
 
     def _check(self, last: LimitedRecord | None) -> None:
-        """last: the run that was added or spent tokens last. It is stopped even if it has settled."""
+        """Stop the runs if the budget is exceeded. last: the run that was added or spent tokens last; it is stopped
+        even if it has settled."""
         if self._spent > self._budget:
             for record in list(self._records):
                 if record is last or not record.is_settled:

@@ -15,8 +15,8 @@ from banyan.runtime.protocol import wire
 
 
 def pieces(value: Any, whole: bool = False) -> Iterator[str]:
-    """The text of a value in pieces as it arrives; in one piece if the value does not stream. If the value failed,
-    raises its error at the end. whole: include the text of tool calls and their results."""
+    """Yields the text of a value in pieces as it arrives, or in one piece if the value does not stream. If the value
+    failed, raises its error at the end. whole: include the text of tool calls and their results."""
     ref, feed = _stream_of(value, whole)
     if ref is not None and feed is not None:
         ref.record.flush()
@@ -32,7 +32,7 @@ def pieces(value: Any, whole: bool = False) -> Iterator[str]:
 
 
 async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
-    """`pieces` for an event loop. Yields (piece, meta info so far); the meta info is None for text that was not
+    """Like `pieces`, for an event loop. Yields (piece, meta info so far); the meta info is None for text that was not
     generated. A streaming value ends with ("", the final meta info)."""
     ref, feed = _stream_of(value, whole)
     if ref is None:
@@ -61,8 +61,8 @@ async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[s
 
 
 def _stream_of(value: Any, whole: bool) -> tuple[LazyValue | None, Feed[str] | Feed[wire.Delta] | None]:
-    """(the lazy value of `value`, the feed of its text). The feed is None for a value that does not stream and for a
-    gen with retries; both are None for any other value."""
+    """(the lazy value of `value`, the feed of its text). The feed is None if the value does not stream or its gen has
+    retries. Both are None if `value` is not lazy."""
     ref = value.ref if isinstance(value, ReasoningText) else value
     if not isinstance(ref, LazyValue):
         return None, None
@@ -90,7 +90,7 @@ async def known(value: Any) -> None:
 
 
 def partials(value: Any) -> Iterator[Any]:
-    """Yields the object of a value as it grows, if its type is written as JSON, and then the final object."""
+    """Yields the object of a value: while JSON streams, the object so far, at each change; then the final object."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()
@@ -100,7 +100,7 @@ def partials(value: Any) -> Iterator[Any]:
 
 
 async def partials_async(value: Any) -> AsyncIterator[Any]:
-    """`partials` for an event loop."""
+    """Like `partials`, for an event loop."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 
 N_THREADS = 64
-"""The largest number of bodies that run at once. A body that is started by another body of the pool (one program
-streams another) gets a thread beyond this limit: the caller keeps its own thread while it waits, so without the extra
-thread a full pool would deadlock."""
+"""The largest number of bodies that run at the same time. A body that is started by another body of the pool (one
+program streams another) gets a thread beyond this limit: the caller keeps its own thread while it waits, so without the
+extra thread a full pool would deadlock."""
 
 LINGER = 2.0
 """Seconds that an idle thread waits for work before it ends."""
