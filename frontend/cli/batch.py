@@ -32,7 +32,7 @@ N_SHOWN = 5
 N_GROUP = 10_000
 """How many rows of Parquet are in memory at a time."""
 _CONVERTED = (int, float, bool, NoneType)
-"""Arguments of these types, and of unions of them, are converted."""
+"""A value is converted if its parameter has one of these types, or a union of them."""
 
 
 def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], int]:
@@ -92,7 +92,7 @@ def check_program_file(path: str) -> None:
 
 
 def find(target: str) -> Program[..., Any]:
-    """The program FILE.py or FILE.py:NAME. The file runs like a module that is imported."""
+    """Return the program that FILE.py or FILE.py:NAME names. The file runs as if it were imported."""
     path, _, name = target.partition(":")
     check_program_file(path)
     sys.path.insert(0, str(Path(path).absolute().parent))
@@ -109,8 +109,8 @@ def find(target: str) -> Program[..., Any]:
 
 
 def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[str]]:
-    """Returns the columns that the program takes, and the other columns. ConfigError: a column is missing or has a name
-    that cannot be given, or there is no row."""
+    """Returns the columns that the program takes, and the other columns. ConfigError: a column is missing or has the
+    name of the program's state, or there is no row."""
     if (first := next(read(), None)) is None:
         raise ConfigError("--in: the file has no rows")
     state, *parameters = inspect.signature(program.func).parameters.values()
@@ -163,7 +163,7 @@ class Items:
 
 
 def _evaluated(annotation: Any, program: Program[..., Any]) -> Any:
-    """The annotation's type. None: it cannot be read, such as a name that only type checkers import."""
+    """The type that an annotation means. None: it is unknown, for example because a name in it is not imported."""
     names = getattr(inspect.unwrap(program.func), "__globals__", {})
     try:
         return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), names, include_extras=True)["it"]
@@ -177,8 +177,8 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
-    """Each row with its results as further columns; a row that failed has no results. A result NAME is `result_NAME` if
-    the row has a column NAME."""
+    """Yields each row with its results as further columns; a row that failed has no results. A result NAME is
+    `result_NAME` if the row has a column NAME."""
     done: Iterator[BatchRecord | None] = iter(records)
     record = next(done, None)
     for i, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""`banyan quantise`: writes a quantised model, and measures the loss."""
+"""`banyan quantise`: writes a quantised model, and measures how far its quality falls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def run(model: str, out: Path, text: Path, method: Method, n_bits: int, group: int, n_tokens: int) -> int:
-    """Quantise with the first `n_tokens` tokens of a text file, and measure the loss on the next `n_tokens` / 4. A
-    shorter text is split in the same ratio."""
+    """Quantise with the first `n_tokens` tokens of a text file, and print perplexities and the KL divergence on the
+    next `n_tokens` / 4. A shorter text is split in the same ratio."""
     from banyan.runtime.model import spec
     from banyan.runtime.model.quantised import convert
     from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer

@@ -13,7 +13,8 @@ from rich.text import Text
 from banyan.views.tree_page import TreeNode, nodes, page, summary
 
 COLUMNS = {"tokens": 7, "sharers": 7, "state": 8, "evict after": 12, "tier": 6}
-"""Columns beside the tree -> width in characters. "evict after": how many pages are evicted before this node."""
+"""The columns beside the tree, with their widths in characters. "evict after": how many pages are evicted before the
+node."""
 MAX_LINES, MAX_BLOCKS = 100, 1000
 """Default number of nodes in the terminal and on a page."""
 STYLES = {"in use": "bold green", "pinned": "bold magenta", "expected": "cyan", "host": "dim", "": ""}

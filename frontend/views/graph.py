@@ -23,7 +23,7 @@ BOX = 200, 48
 
 class GraphNode(NamedTuple):
     """A piece of a prompt. message: the index of the message that sent it. line: where it was appended, "file.py:12".
-    after: the indices of the nodes in front of it. values: the indices of the nodes whose text it contains."""
+    after: the indices of the nodes directly before it. values: the indices of the nodes whose text it contains."""
 
     kind: str
     label: str
@@ -62,7 +62,7 @@ class _StateEnd:
 
 
 class Graph:
-    """The graph of one run. A notebook draws it.
+    """The graph of one run, which a notebook displays as a drawing.
 
     messages: what was sent. waits: where the body waited for a value. shared: the prefixes that branches share. nodes:
     the pieces of the prompts, in the order of appends. ended: for a run without a model, where the body inspected an
@@ -70,7 +70,7 @@ class Graph:
     """
 
     def __init__(self, run: StateBase | Recording) -> None:
-        """run: any state of the run."""
+        """run: any state of the run, or a recording."""
         state, recording = (run.state, run) if isinstance(run, Recording) else (run, None)
         trace = state._record.trace
         end = trace.ended or float("inf")

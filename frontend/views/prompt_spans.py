@@ -1,4 +1,4 @@
-"""Splits the prompt of a branch into spans by origin. If the server no longer holds the branch, it is unknown where its
+"""Splits the prompt of a branch into spans by origin. If the server no longer holds the branch, it is unknown where the
 tokens end and which of them were cached."""
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _token_table(branch: BranchHistory, positions: list[_PromptPosition], tokens
 def _prompts(branch: BranchHistory, positions: list[_PromptPosition], ends: list[int]) -> list[tuple[int, int]]:
     """(prompt tokens, cached prompt tokens) of each gen whose output is in the branch, in order.
 
-    A select also reads its choices, which are not in front of the output. A gen with retries reads more with each
-    attempt, and only its first one counts. Each round of a gen with tools reads a longer part of the branch.
+    The prompt tokens of a select do not include its choices, unlike those in its usage. A gen with retries has the
+    counts of its first attempt. A gen with tools has counts for each round, because each reads a longer prompt.
     """
     starts = {position.item.gen.op.ref: position.start for position in positions if position.item.gen is not None}
     found: list[tuple[int, int]] = []

@@ -47,7 +47,7 @@ def text_so_far(record: ProgramRecord, state: int) -> str:
 
 
 def _status(gen: GenHistory) -> str:
-    """The gen by name, and why its output is not known."""
+    """The name of the gen, and why its output is not known."""
     is_stopped = isinstance(gen.error, Cancelled)
     return f"{gen.label} {'is under way' if gen.error is None else 'was stopped' if is_stopped else 'failed'}"
 

@@ -21,7 +21,7 @@ BODY = 1
 FIRST_BRANCH = 10
 FIRST_TOOL = 1_000_000
 FIRST_WAIT = 2_000_000
-"""Track numbers. Waits are on the track BODY; FIRST_WAIT begins the tracks of waits that overlap with others."""
+"""The names above are track numbers. Waits are on the track BODY; FIRST_WAIT + 1, ... are for overlapping waits."""
 
 
 def chrome_trace(history: History, now: float | None = None) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def page(snapshot: dict[str, Any], roots: list[TreeNode]) -> Page:
 
 
 def _drawing(root: TreeNode, n_cached: int) -> str:
-    """An SVG of one namespace. n_cached: pages in the tree, which scales the fading of blocks."""
+    """An SVG of one namespace. n_cached: the number of pages in the tree; see `_block`."""
     order = root.subtree()
     n_rows: dict[int, int] = {}  # id(node) -> rows of its subtree, one per leaf and per folded group
     for node in reversed(order):
@@ -157,7 +157,10 @@ def _drawing(root: TreeNode, n_cached: int) -> str:
 
 
 def _block(node: TreeNode, x: float, row: int, width: float, n_rows: int, n_cached: int) -> str:
-    """The SVG rectangle of a node. A merely cached node (no state) is paler the sooner it will be evicted."""
+    """The SVG rectangle of a node. The sooner a merely cached node (state "") will be evicted, the paler it is.
+
+    n_cached: the number of pages in the tree, relative to which "soon" is measured.
+    """
     opacity = 0.9 if node.state else 0.35 + 0.5 * node.n_before / max(1, n_cached)
     y, height = row * ROW, n_rows * ROW - GAP
     facts = [f"{node.n_tokens:,} tokens, {node.n_pages or node.n_host:,} pages, {node.tier}"]

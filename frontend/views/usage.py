@@ -36,8 +36,8 @@ class GenUsage(TokenCounts, frozen=True):
 
 
 class Usage(TokenCounts, frozen=True):
-    """Token counts of all gens of a state and its branches. The prompt of each gen is counted from its start, so text
-    that several gens read counts several times. computed = prompt - cached.
+    """Token counts of all gens of a state and its branches. Each gen counts its whole prompt, so text that several
+    gens read counts several times. computed = prompt - cached.
 
     gens: the counts of each gen, branch by branch. Usages can be added with `+` and `sum(...)`.
     """
