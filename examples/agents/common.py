@@ -1,4 +1,4 @@
-"""Shared by the examples: the choice of the runtime, and a count of what the tree saved."""
+"""What the examples share: the choice of the runtime, and a count of the tokens that the radix tree saved."""
 
 import argparse
 import time
@@ -28,7 +28,7 @@ def choose_runtime(about: str) -> None:
 class Saved:
     """Counts the tokens of finished states and the time they took.
 
-    computed = prompt - cached: the prompt tokens that the tree did not hold.
+    computed = prompt - cached: the prompt tokens whose KV the tree did not hold.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Saved:
 
 
 def verdict(right: Iterable[bool]) -> None:
-    """Print how many answers are right; the exit status is 1 unless all are."""
+    """Print how many answers are right, and exit with status 1 unless all are."""
     results = list(right)
     print(f"{sum(results)} of {len(results)} right")
     if not all(results):

@@ -2,7 +2,7 @@
 
     python examples/agents/few_shot.py [--model MODEL | --socket PATH]
 
-In the second pass the tree holds every prompt, and only the last token of each is computed, for its logits.
+In the second pass the radix tree holds every prompt, and only the last token of each is computed, for its logits.
 """
 
 import json

@@ -3,7 +3,7 @@
     python examples/agents/react_tools.py [--model MODEL | --socket PATH]
 
 The tools run in this process, the loop runs on the server. A round sends and computes only the results of the tools;
-the KV of everything before them is in the tree.
+the KV of everything before them is in the radix tree.
 """
 
 import ast

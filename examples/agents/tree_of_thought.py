@@ -2,7 +2,7 @@
 
     python examples/agents/tree_of_thought.py [--model MODEL | --socket PATH]
 
-Branches share their prefix in the tree: a fork sends no text and computes no token twice.
+Branches share the KV of their prefix in the radix tree: a fork sends no text and computes no token twice.
 """
 
 import re

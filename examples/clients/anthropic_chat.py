@@ -1,4 +1,4 @@
-"""The anthropic package: a streamed conversation, whose KV `cache_control` keeps.
+"""The anthropic package: a streamed conversation. `cache_control` makes the server keep the KV.
 
     banyan serve pocket --http 8000
     python examples/clients/anthropic_chat.py [URL]

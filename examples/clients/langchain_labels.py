@@ -1,4 +1,4 @@
-"""LangChain: a chain of prompt, model and parser labels 24 notes at once.
+"""LangChain: a chain of prompt, model and parser labels 24 notes, 8 at a time.
 
     pip install langchain-openai
     banyan serve pocket --http 8000
