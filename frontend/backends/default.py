@@ -75,7 +75,7 @@ def find(backend: Backend | None = None) -> Backend:
 
 
 def flush_cache(backend: Backend | None = None) -> bool:
-    """Evict all KV that no program uses from the backend's tree. Returns False if there is no backend."""
+    """Evict from the backend's radix tree all KV that no program uses. Returns whether there is a backend."""
     if (found := _found(backend)) is None:
         return False
     found.ask("flush")

@@ -248,7 +248,7 @@ class Job(Attempt):
 
 
 class JobOwner(Protocol):
-    """The program of a job."""
+    """What a Job needs of its program."""
 
     name: str
 

@@ -36,7 +36,7 @@ class JobBackend(Protocol):
 
 
 class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
-    """One program, and the futures of its values. Any thread may use it; every future resolves."""
+    """One program, and the futures of its values. Any thread may use it. Every future gets a value or an error."""
 
     def __init__(self, backend: JobBackend, name: str) -> None:
         self.name, self._backend, self._process = name, backend, os.getpid()

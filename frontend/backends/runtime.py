@@ -32,7 +32,8 @@ LOADING = 600.0
 
 _holding = threading.Lock()
 _holders: WeakKeyDictionary[Client, WeakSet[ServerBackend]] = WeakKeyDictionary()
-"""Connection to a server -> the backends of this process that share it. The connection closes with the last of them."""
+"""Connection to a server -> the backends of this process that share it. The connection closes when the last of these
+backends does."""
 
 
 class ServerBackend:
@@ -145,7 +146,7 @@ class ServerBackend:
         self.client.ask("unload_adapter", name=name)
 
     def get_server_info(self) -> dict[str, Any]:
-        """The model and the limits of the server; for an operator its options too."""
+        """The model and the limits of the server; for an operator the server's options too."""
         return dict(self.ask("info"))
 
     def publish(self, page: Page) -> str:

@@ -25,7 +25,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class ErrorFlag:
-    """Whether the user's code has received an error of the program. If not, the error is logged at the end."""
+    """Whether the user's code has received an error of the program. An error that it never receives is logged."""
 
     __slots__ = ("is_seen",)
 
@@ -34,7 +34,7 @@ class ErrorFlag:
 
 
 class Feed(Generic[T]):
-    """`put` appends an item and `close` ends the feed. Iterating waits for new items until the feed is closed.
+    """A list: `put` appends an item, and `close` ends the feed. Iterating waits for new items until the feed is closed.
 
     A feed has no lock. A writer appends an item and *then* looks for waiting readers; a reader registers as waiting and
     *then* looks for items. So at least one of the two sees the other, with any number of writers.

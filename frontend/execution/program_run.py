@@ -28,7 +28,7 @@ MAX_CALLS = 8
 
 
 class _Playing:
-    """A block in which the body of a program runs. If it raises, the program is stopped on the server."""
+    """A `with` block in which the body of a program runs. If the body raises, the program is stopped on the server."""
 
     __slots__ = ("_record", "_token")
 

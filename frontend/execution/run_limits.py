@@ -84,7 +84,7 @@ class BatchLimits:
 
 
 def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> Alarm | None:
-    """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout, if it has one."""
+    """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout; None: no timeout."""
     own = options.timeout, options.budget, options.priority, options.deadline, options.durable or None
     shared = () if batch is None else (batch.timeout, batch.budget, batch.due)
     if all(limit is None for limit in own + shared):

@@ -21,7 +21,7 @@ read."""
 UNLIMITED = 1 << 14
 """The most tokens in the answer to a request without max_tokens, which a select on a chat model sends."""
 MAX_EVENT_LINES = 1024
-"""Lines of one event of a stream. The package joins them in quadratic time."""
+"""The most lines of one event of a stream. They are limited because the package joins them in quadratic time."""
 _END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
 
 
