@@ -28,7 +28,7 @@ def step(text: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def propose(state, numbers, target):
-    """Fork `state` with one sampled proposal per branch. Does not wait for them."""
+    """Fork `state` with one sampled proposal per branch. Does not wait for the proposals."""
     state += bn.user(f"Numbers: {' '.join(map(str, numbers))}\nTarget: {target}\nPropose a step.")
     branches = state.fork(WIDTH)
     branches += lambda i: bn.assistant(bn.gen("step", max_tokens=16, temperature=1.0, seed=i))

@@ -12,7 +12,7 @@ TO_INSTALL = """  eval "$(banyan completion bash)"      # in ~/.bashrc
 
 
 def show(shell: str) -> int:
-    """Print the shell's code that completes commands and options."""
+    """Print the code with which a shell completes commands and options."""
     from argcomplete.shell_integration import shellcode
 
     print(shellcode(["banyan"], shell=shell))
@@ -20,7 +20,7 @@ def show(shell: str) -> int:
 
 
 def answer(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell that started this process with the words that can follow, and exit."""
+    """If a shell started this process for a completion, print the words that can follow, and exit."""
     import argcomplete
 
     commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))

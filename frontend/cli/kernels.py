@@ -27,6 +27,6 @@ def show() -> int:
 
 
 def _short(n: float, unit: str) -> str:
-    """Three digits and an SI prefix."""
+    """`n` as text, with three digits, an SI prefix and the unit."""
     thousands = min(4, int(log10(max(n, 1.0)) // 3))
     return f"{n / 1000**thousands:.3g} {('', 'k', 'M', 'G', 'T')[thousands]}{unit}"

@@ -15,7 +15,7 @@ from banyan.templates.argument_slot import AWAITED, ArgumentObserved
 from banyan.templates.recorder import Recording
 
 MAX_LABEL = 48
-"""Characters of a text that a drawing shows."""
+"""How many characters of a text a drawing shows."""
 
 BOX = 200, 48
 """Width and height in pixels of a node's place in a drawing."""
@@ -43,8 +43,8 @@ class SentMessage(NamedTuple):
 
 
 class SharedPrefix(NamedTuple):
-    """A prefix that `branches` share: the prompt of `state` when it was forked. n_chars: the characters of its text,
-    without outputs. values: the names of the gens in it."""
+    """A prefix that `branches` share: the prompt of `state` when it was forked. n_chars: how many characters its
+    text has, without outputs. values: the names of the gens in it."""
 
     state: int
     branches: tuple[int, ...]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
 MAX_TEXT = 60
-"""Characters of an output that a line of `calls` shows."""
+"""How many characters of an output a line of `calls` shows."""
 READ_TIMEOUT = 5.0
 """Seconds that `page` waits for the tokens of the branches. Branches whose tokens come later are shown as text."""
 
@@ -32,7 +32,7 @@ def usage(record: ProgramRecord, state: int) -> Usage:
 
 
 def calls(record: ProgramRecord) -> list[str]:
-    """A line for each gen and select of a program, as far as they are known. Never waits."""
+    """A line for each gen and select of a program: its output if it is known, else its status. Never waits."""
     lines = []
     for gen in History(record).gens:
         known = f"{gen.label} = {gen.text[:MAX_TEXT]!r}{'...' * (len(gen.text) > MAX_TEXT)}"
