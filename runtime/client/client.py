@@ -43,8 +43,8 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key
 
     token: the access token, or over HTTP the API key, if the server asks for one. server_key: for tcp:// only, the
     server's public key or the file that contains it. Defaults: the environment variables BANYAN_TOKEN, or over HTTP
-    BANYAN_API_KEY, and BANYAN_SERVER_KEY. tenant: an operator's connection for this tenant (wire.Hello). ConnectFailed
-    says what is wrong.
+    BANYAN_API_KEY, and BANYAN_SERVER_KEY. tenant: the tenant for which an operator connects (see wire.Hello). If there
+    is no connection, ConnectFailed says why.
     """
     is_url = str(path).startswith(SCHEMES)
     token = token or os.environ.get(API_KEY if is_url else TOKEN, "")
@@ -156,8 +156,8 @@ class Client:
         return ProgramHandle(program)
 
     def define(self, template: ProgramTemplate) -> int:
-        """Define a template on the server. Returns its number, for a Use in any program of this client. BadMessage: it
-        is larger than the server allows."""
+        """Define a template on the server. Returns its number, for a Use in any program of this client. BadMessage: the
+        template is larger than the server allows."""
         self.check()
         number = next(self._numbers)
         n_bytes = len(wire.encode(_define(number, template)))
@@ -170,7 +170,7 @@ class Client:
         return number
 
     def define_as(self, number: int, template: ProgramTemplate) -> None:
-        """Define a template under a number of a lost connection, or of a deleted template."""
+        """Define a template under the number that it had on a lost connection, or before it was deleted."""
         self.templates[number] = template
         self.send(wire.encode(_define(number, template)))
 
@@ -226,7 +226,7 @@ class Client:
         self._loop.call(partial(self.send_now, data))
 
     def call(self, action: Callable[[], None]) -> None:
-        """Run `action` on the I/O thread, after everything queued before."""
+        """Run `action` on the I/O thread, after the messages and actions queued before."""
         self._loop.call(action)
 
     def admit(self, program: ProgramFutures) -> bool:
@@ -255,7 +255,7 @@ class Client:
                 self.socket.send(data, zmq.NOBLOCK)
 
     def heartbeat(self) -> bool:
-        """Send a Ping. Returns False if more than MAX_MISSED Pings are unanswered. This counts Pings and not seconds,
+        """Send a Ping. Returns False if more than MAX_MISSED Pings are unanswered. Pings are counted and not seconds,
         because a client process that was suspended for a while sent no Pings that the server could have answered."""
         self._n_unanswered += 1
         self.send_now(wire.encode(wire.Ping()))
@@ -284,7 +284,7 @@ class Client:
                     self.forget_if_over(message.program)
 
     def forget_if_over(self, number: int) -> None:
-        """Forget the program if it has ended, and admit waiting ones in its place."""
+        """Forget the program if it has ended, and admit waiting programs in its place."""
         program = self._programs.get(number)
         if program is None or not program.is_over:
             return
@@ -316,7 +316,7 @@ class Client:
             return any(program.is_durable for program in self._programs.values())
 
     def adopt(self, programs: Sequence[ProgramFutures]) -> None:
-        """Resume durable programs of a lost connection on this one."""
+        """Resume durable programs of a lost connection on this connection."""
         if self.lost is not None:
             self._loop.reconnect(self.address, programs, self.lost)
             return
@@ -501,7 +501,7 @@ class _ClientLoop:
                 self.drop(client, f"the server at {client.path} is gone", may_come_back=True)
 
     def lose_in_forked_child(self) -> None:
-        """Mark all clients as lost in a forked child. It has no I/O thread, so `call` must not try to wake it."""
+        """Mark all clients as lost in a forked child. The child has no I/O thread that `call` could wake."""
         os.close(self._wake)
         self._is_woken = True
         for client in self.clients.values():

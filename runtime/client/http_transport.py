@@ -49,7 +49,7 @@ class _ClientEnd(zmq.Socket[bytes]):
 
 def connect(context: ipc.Context, url: str, token: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
     """A socket like a DEALER connected to the server at `url`, and its `watch` socket. token: the API key.
-    ConnectFailed: nobody answers, or the server refuses. NotBanyan: it is another kind of server."""
+    ConnectFailed: nobody answers, or the server refuses. NotBanyan: the server is not Banyan's."""
     session = _Session(url, token, timeout)
     (socket, inside), (monitor, events), (arrived, arrivals), (leaving, posts) = (
         _pair(context, kind) for kind in (_ClientEnd, zmq.Socket, zmq.Socket, zmq.Socket)
@@ -124,7 +124,8 @@ class _Session:
         _sessions.add(self)
 
     def _begin(self) -> http.client.HTTPResponse:
-        """Open the session. The Hello has no token: the API key says who this is."""
+        """Open the session, and return the response that carries its messages. The Hello has no token: the API key
+        identifies the client."""
         hello = wire.encode(wire.Hello(wire.VERSION, f"pid {os.getpid()}"))
         try:
             self._stream.connect()
@@ -237,13 +238,13 @@ class _Session:
 
 
 def _send(socket: ipc.Socket, *parts: bytes) -> None:
-    """Send a message, or drop it if the other end is closed; to wait then would block forever."""
+    """Send a message. If the other end is closed, drop the message: waiting would block forever."""
     with contextlib.suppress(zmq.Again):
         socket.send_multipart(parts, zmq.NOBLOCK)
 
 
 def _all(socket: ipc.Socket) -> list[bytes]:
-    """All messages that have arrived."""
+    """Receive and return all messages that have arrived at a socket."""
     found: list[bytes] = []
     with contextlib.suppress(zmq.Again):
         while True:

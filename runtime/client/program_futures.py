@@ -43,7 +43,8 @@ class ClientConnection(Protocol):
 
 
 class ProgramHandle:
-    """The public handle of one program. Its futures outlive it. Garbage collection of the handle closes the program."""
+    """The public handle of one program. The program's futures outlive the handle. Garbage collection of the handle
+    closes the program."""
 
     def __init__(self, futures: ProgramFutures) -> None:
         self.number, self.name, self._futures = futures.number, futures.name, futures
@@ -54,7 +55,7 @@ class ProgramHandle:
 
     @property
     def first_error(self) -> BaseException | None:
-        """The first error of one of its values, except Cancelled."""
+        """The first error of a value of the program, except Cancelled."""
         return self._futures.first_error
 
     @property
@@ -78,11 +79,11 @@ class ProgramHandle:
         self._futures.submit(tuple(ops), last)
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
-        """The future of value `ref`, before or after the op that makes it was submitted."""
+        """The future of value `ref`. The op that makes the value may be submitted later."""
         return self._futures.future(ref)
 
     def forget(self, ref: int) -> None:
-        """Delete value `ref`, which has arrived. It must not be asked for again."""
+        """Delete value `ref`, which has arrived. Do not call `future` for this value again."""
         self._futures.forget(ref)
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
@@ -91,7 +92,8 @@ class ProgramHandle:
         self._futures.on_delta(ref, callback)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback`, as `on_delta` does, with each Called of `ref`. Must be set before `ref` is submitted."""
+        """Call `callback`, as `on_delta` does, with each Called message of the gen or select `ref`. Must be set
+        before the op is submitted."""
         self._futures.on_call(ref, callback)
 
     def cancel(self) -> None:
@@ -100,7 +102,7 @@ class ProgramHandle:
         self._futures.cancel()
 
     def close(self) -> None:
-        """Tell the server that no more ops will come. It frees the program once that has finished. Idempotent."""
+        """Tell the server that no more ops will come. The server frees the program after its last op. Idempotent."""
         self._futures.close()
 
 
@@ -123,7 +125,7 @@ class ProgramFutures:
         self._call_callbacks: dict[int, Callable[[wire.Called], None]] = {}
         self._failure: MakeError | None = None
         self.first_error: BaseException | None = None
-        """The first error of one of its values, except Cancelled."""
+        """The first error of a value of the program, except Cancelled."""
         self._is_closed = self._is_cancelled = self._is_cancel_sent = False
         self.limits: wire.ProgramLimits | None = None
         """Sent with the first message."""
@@ -379,7 +381,7 @@ class ProgramFutures:
             future.set_result(outcome)
 
     def fail_all(self, make: MakeError) -> None:
-        """Fail all pending and future values. Only the first failure of a program counts."""
+        """Fail all pending values, and those asked for later. Only the first failure of a program counts."""
         with self._lock:
             if self._failure is None:
                 self._failure = make

@@ -12,11 +12,11 @@ from banyan.runtime.protocol.limits import MAX_OPS, MAX_PARTS
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
 HEADER, FIELDS = 4096, 64
-"""Most bytes of the fields of a Submit other than its ops, and of those of an Append other than its parts."""
+"""HEADER: the most bytes of a Submit besides its ops. FIELDS: the most bytes of an Append besides its parts."""
 
 
 def fits(data: bytes, ops: Sequence[wire.Op], max_message: int) -> bool:
-    """Whether one message, `data`, can carry all of `ops`."""
+    """Whether the server accepts `data`, the message that contains all of `ops`."""
     if len(data) <= MAX_PARTS:
         return True
     is_short = len(data) <= max_message and len(ops) <= MAX_OPS
@@ -27,8 +27,8 @@ def messages(
     ops: Iterable[wire.Op], templates: Mapping[int, ProgramTemplate], max_message: int
 ) -> Iterator[tuple[wire.Op, ...]]:
     """Split `ops` into groups, each for one message. A long text becomes several texts, and a Use with long arguments
-    is replaced by the ops for which it stands; the server makes the same tokens from them. BadMessage: another op is
-    too long."""
+    is replaced by the ops for which it stands; the server makes the same tokens from them. BadMessage: an op that
+    cannot be split is too long."""
     most = max_message - HEADER
     group: list[wire.Op] = []
     n_bytes = 0

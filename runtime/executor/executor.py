@@ -1,9 +1,9 @@
 """Executes a program: the DAG of ops that wire.py defines. The server and the backends in a user's process share it.
 
-Each state does its ops in order. It waits while a gen, select or read of its own runs, and while its next op needs a
-value or a child state that does not exist yet. Otherwise, states do not wait for each other. An error breaks the state
-in which it occurs: each op that is still queued there fails, and so do the ops of other states that depend on it. Other
-states go on.
+Each state does its ops in order. A state waits while its gen, select or read runs, and while its next op needs a value
+or a child state that does not exist yet. Otherwise, states do not wait for each other. An error breaks the state in
+which it occurs: each op that is still queued there fails, and so do the ops of other states that depend on that op.
+Other states go on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_MARKS
 
 JOINED = 1024
-"""How many pieces a join copies in one step."""
+"""How many pieces a join copies at most in one step."""
 FREED = 1 << 11
-"""How many ops or pieces `free` drops in one step."""
+"""How many ops, pieces or other objects `free` drops at most in one step."""
 
 
 class Generator(Protocol):
@@ -36,7 +36,7 @@ class Generator(Protocol):
         """Make an empty prompt."""
 
     def attempt(self, program: Any, generation: Generation, done: Done) -> Attempt:
-        """Make a new attempt at `generation.prompt`, for round `generation.round`; see Attempt."""
+        """Make the attempt of round `generation.round`, which generates after `generation.prompt`; see Attempt."""
 
     def read(
         self,
@@ -46,8 +46,8 @@ class Generator(Protocol):
         has_tokens: bool,
         then: Callable[[GenOutcome | BanyanError], None],
     ) -> None:
-        """Call `then`, now or later, with the text of a prompt from piece `start` on; with `has_tokens` its tokens too.
-        Nothing is appended to the prompt before `then` is called."""
+        """Call `then`, now or later, with the text of a prompt from piece `start` on; if `has_tokens`, also with its
+        tokens. Nothing is appended to the prompt before `then` is called."""
 
 
 class ProgramObserver:
@@ -86,16 +86,16 @@ class ProgramObserver:
         """A state is about to get the pieces start .. stop - 1 of `prompt`. May raise."""
 
     def adopted(self, program: Any, state: int, child: int) -> None:
-        """The state has adopted its child."""
+        """The state has adopted its child: it has got the child's text and marks."""
 
     def keep(self, program: Any, state: RunningState, op: wire.CacheHint) -> None:
-        """A hint about the KV of the state. May raise."""
+        """The state has reached a hint about its KV. May raise."""
 
     def dropped(self, program: Any, state: int) -> None:
         """Nobody needs the state any more."""
 
     def paused(self, program: Any) -> None:
-        """`pump` returned early, because `is_late` said so. Its next call goes on."""
+        """`pump` returned early, because `is_late` said so. The next call of `pump` goes on."""
 
     def settled(self, program: Any) -> None:
         """All ops are done, and no more will come."""
@@ -243,7 +243,7 @@ class Executor:
         self.pump()
 
     def subtree(self, number: int) -> Iterator[int]:
-        """A state and all states forked from it, at any depth."""
+        """Yields the numbers of a state and of all states forked from it, at any depth."""
         left = [number]
         while left:
             yield (number := left.pop())
@@ -539,7 +539,7 @@ class Executor:
         self._fail(op, error)
 
     def _fail(self, op: QueuedOp, error: BanyanError) -> None:
-        """Pass `error` on to all that wait for `op`."""
+        """Pass `error`, with which `op` failed, on to the states that wait for `op`."""
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                 self.values[ref] = error
@@ -632,7 +632,7 @@ class Executor:
                 number = state.parent
 
     def _needs(self, state: RunningState, op: QueuedOp) -> Iterable[int]:
-        """The states that `op`, queued in `state`, needs: for a value, to join them, or to be forked from them."""
+        """The states that `op`, queued in `state`, needs: they make its values, it joins them, or it forks them."""
         match op:
             case wire.Append(parts=parts):
                 makers = (self.makers.get(ref) for ref in _refs(parts) if ref not in self.values)

@@ -21,10 +21,10 @@ Results. None: make another attempt."""
 
 
 class Generation:
-    """A gen or select of one attempt.
+    """A gen or select. This class makes one attempt; its subclasses may make several.
 
     order: the sort key of its requests within the program, as in wire.Run.
-    called: the question to the client that waits for Results.
+    called: the question to which the client has not answered with Results yet.
     memo: what the generator carries from one attempt to the next.
     """
 
@@ -56,7 +56,7 @@ class Generation:
         return self._review(outcome, usage)
 
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
-        """Decide what follows an outcome. usage: that of the last attempt. `outcome.usage` is that of all attempts."""
+        """Decide what follows an outcome. usage: the usage of the last attempt. `outcome.usage`: of all attempts."""
         return outcome
 
     def answer(self, texts: tuple[str, ...]) -> NextStep:
@@ -165,7 +165,8 @@ class ClientChoice(Generation):
 
 
 def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> Generation:
-    """Make the kind of generation that `op` asks for. BadProgram: options cannot be combined."""
+    """Make the kind of generation that `op` asks for. BadProgram: the options of `op` cannot be
+    combined, or a gen with tools is not in a turn of the assistant."""
     if isinstance(op, wire.Select):
         return ClientChoice(op, prompt, order) if op.client_decides else Generation(op, prompt, order)
     if op.retries:
@@ -176,7 +177,7 @@ def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, 
 
 
 def correction(role: str | None, texts: tuple[str, ...]) -> tuple[str | wire.BeginTurn | wire.EndTurn, ...]:
-    """The prompt pieces that tell the model that its output was wrong: a user's turn in a chat, else a paragraph."""
+    """The prompt parts that tell the model that its output was wrong: a user's turn in a chat, else a paragraph."""
     text = " ".join(texts)
     if role == ASSISTANT:
         return wire.EndTurn(), wire.BeginTurn("user"), text, wire.EndTurn(), wire.BeginTurn(ASSISTANT)

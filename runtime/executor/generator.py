@@ -50,7 +50,7 @@ class Prompt(ABC):
 
     @abstractmethod
     def copy(self) -> Self:
-        """The prompt of a forked state: it inherits all pieces."""
+        """Return the prompt of a forked state, which inherits all pieces."""
 
     @abstractmethod
     def append_part(self, part: wire.Part) -> None:
@@ -58,15 +58,15 @@ class Prompt(ABC):
 
     @abstractmethod
     def append_output(self, outcome: GenOutcome) -> None:
-        """Append the first sample."""
+        """Append the first sample of an outcome."""
 
     @abstractmethod
     def append_calls(self, outcome: GenOutcome) -> None:
-        """Append the first sample, which calls tools, and end its turn."""
+        """Append the first sample of an outcome, which calls tools, and end its turn."""
 
     @abstractmethod
     def append_results(self, calls: Sequence[wire.WireToolCall], texts: Sequence[str]) -> None:
-        """Append a tool turn for each call, and begin a turn of the assistant."""
+        """Append a tool turn with the result of each call, and begin a turn of the assistant. texts: the results."""
 
     @abstractmethod
     def join(self, child: Self, start: int, stop: int) -> None:
@@ -93,7 +93,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to generate. A BanyanError that it raises is the outcome."""
+        """Begin to generate. If this raises a BanyanError, the error is the outcome."""
 
     def stop(self) -> None:
         """Free what the attempt holds, because its outcome is no longer wanted."""

@@ -22,7 +22,8 @@ class Snapshot(NamedTuple):
 
 class PendingJoin:
     """A Join of one child, in the queue of the parent state. reached: the child at the point where the Join was sent,
-    or the child's error. n_joined: how many of the child's pieces the parent has joined."""
+    or the child's error. n_joined: the index of the first of the child's pieces that is not joined yet; 0: none is
+    joined."""
 
     def __init__(self, child: int, adopt: bool) -> None:
         self.child, self.adopt = child, adopt
@@ -47,13 +48,13 @@ class RunningState:
         """parent: the number of the state whose Fork creates it. is_forked: whether that Fork is done. Before that, the
         state does not run."""
         self.origin: Snapshot | None = None
-        """The point from which it was forked; None once its first op begins, when it gets its own copy of the
-        prompt."""
+        """The point from which the state was forked. None once its first op begins: from then on, the state has its
+        own copy of the prompt."""
         self.marks: dict[int, int] = {}  # mark -> number of pieces before it
         self.queue: deque[QueuedOp] = deque()
         self.n_generations = 0  # gens and selects that have begun
         self.blocker: int | PendingJoin | None = None
-        """The value or join for which its next op waits; None: it is not known to wait."""
+        """The value or join for which the state's next op waits; None: the op is not known to wait."""
         self.generation: Generation | None = None
         """The gen or select that runs. The queue waits for it."""
         self.error: BanyanError | None = None
