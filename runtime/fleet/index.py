@@ -14,7 +14,7 @@ from hashlib import blake2b
 from banyan.radix_cache.digests import N_NAMESPACE, prefix_digests
 
 BLOCK = 64
-"""Tokens of a block."""
+"""How many tokens a block has."""
 N_BLOCKS = 1 << 20
 """Most blocks of an index: 67 million tokens of distinct prefixes, in about 0.35 GB for 1,000 replicas."""
 
@@ -29,7 +29,7 @@ def block_digests(namespace: bytes, ids: bytes) -> list[bytes]:
 
 def blocks_of(digests: Sequence[bytes], first: int, page: int) -> Sequence[bytes]:
     """Selects, from the digests of consecutive pages, those of the pages that end a block. first: the index of the
-    first page in its text. page: tokens of a page, a divisor of BLOCK."""
+    first page in its text. page: how many tokens a page has, a divisor of BLOCK."""
     n_pages = BLOCK // page
     return digests[-(first + 1) % n_pages :: n_pages]
 

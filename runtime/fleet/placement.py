@@ -1,4 +1,4 @@
-"""Decides on which replicas of a fleet a program runs. Pure: no socket, no clock, no chance.
+"""Decides on which replicas of a fleet a program runs. Pure: no socket, no clock, no randomness.
 
     fleet = Fleet(StepSeconds(9.7e-4, 4e-5, 1e-4))
     fleet.add("engine 0", fingerprint)
@@ -9,11 +9,11 @@
 
 A placement is made for branches that start together: a program at `Submit`, a fork, or the next turn of a program. It
 minimises the time at which the last branch ends, plus the time by which the branches delay other programs. For k = 1,
-2, 4, ... groups of branches it takes the k replicas that cost least. The cost of a replica depends on its queued work,
-on the part of the trunk (the common prompt) that it lacks, which each group computes once, and on the number of other
-groups there. So a replica with the prefix gets the program until its queue takes longer than the prefill would take
-elsewhere, and a hot prefix spreads by itself. There is no threshold to tune: the parameters are the measured times of a
-step.
+2, 4, ... groups of branches it tries the k replicas that cost least, until more groups are no better. The cost of a
+replica depends on its queued work, on the part of the trunk (the common prompt) that it lacks, which each group
+computes once, and on the number of other groups there. So a replica with the prefix gets the program until its queue
+takes longer than the prefill would take elsewhere, and a hot prefix spreads by itself. There is no threshold to tune:
+the parameters are the measured times of a step.
 
 Engines on one machine may share its cores, for example 4 engines of one thread on 2 cores. If more threads have work
 than there are cores, the work of one engine delays all others, and each further engine with work makes everybody's
@@ -96,7 +96,8 @@ LATER = 0.1
 """A trunk with a prefill of s seconds delays later programs by LATER * s seconds. Without this cost, a replica would
 compute a trunk that another replica already has, for the smallest gain."""
 N_RESTING = 4
-"""Most resting texts that the fleet remembers, per replica on average. The oldest texts beyond that count as ended."""
+"""Most resting texts that the fleet remembers, per replica on average. The oldest ones beyond that are forgotten, and
+count as texts that did not continue."""
 RETURNED = 1 / 16
 """The weight of one rest in the moving average of the share of resting texts that continue."""
 FEW = 8
@@ -134,7 +135,7 @@ class Replica:
     machine: the machine whose cores it shares; None: it shares none, as on a GPU. threads: CPU threads of a step. bit:
     1 << number, for bit sets of replicas. prompt, out: queued prompt and output tokens. rows: queued or running
     branches. n_groups: number of placements that these branches belong to. others: the part of prompt, out and rows
-    that other servers have placed. resting: how many of the texts that ended on it are expected to continue soon.
+    that other servers have placed. resting: how many of the texts that rest on it are expected to continue soon.
     order: sort key: (estimated seconds of queued work, number of the last placement that gave it work, replica number).
     """
 
@@ -155,7 +156,7 @@ class Replica:
 class ProgramPlacement:
     """Where the branches of a demand run. home: the name of the replica that continues after the join. replicas: the
     name of each branch's replica. pulls: the pulls that must end before the branches start. text: the digest of the
-    trunk's last block, under which the text rests after its end; b"": it does not rest."""
+    trunk's last block, under which the text rests after the branch has ended; b"": it does not rest."""
 
     __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas", "text")
 
@@ -248,7 +249,7 @@ class Fleet:
 
     @property
     def queued_seconds(self) -> float:
-        """Seconds of the work on all replicas that is booked and not done."""
+        """Seconds of the work that is placed on all replicas and not done yet."""
         return sum(replica.order[0] for replica in self._replicas.values())
 
     def stored(self, name: str, digests: Sequence[bytes]) -> None:
@@ -263,8 +264,8 @@ class Fleet:
             self.index.removed(replica.bit, digests)
 
     def place(self, demand: Demand) -> ProgramPlacement:
-        """Choose replicas, and count the work as theirs until it is done. NoReplica: none that takes programs has the
-        weights."""
+        """Choose replicas, and count the work as theirs until it is done. NoReplica: no replica with these weights
+        takes programs."""
         is_open, n_branches = self._open.get(demand.fingerprint, 0), len(demand.branches)
         if not is_open:
             raise NoReplica("no replica with these weights takes programs")
@@ -325,8 +326,9 @@ class Fleet:
         return max([1.0, *(n / machine.n_cores for machine, n in n_busy.items())])
 
     def _source(self, demand: Demand) -> _Source | None:
-        """The replica from which others could pull the longest part of a trunk; None: there is none. Its `wait`
-        includes its queued prompts, since it copies pages between steps, and may still have to compute the trunk."""
+        """The replica from which others could pull the longest part of a trunk; None: there is none. `wait`
+        includes the queued prompts of that replica, since it copies pages between steps, and may still have to compute
+        the trunk."""
         if self.pull_time is None:
             return None
         held = self.index.holders(demand.digests, self._there[demand.fingerprint])
@@ -360,8 +362,8 @@ class Fleet:
         return self._book(demand, [(replica, demand.n_trunk - BLOCK * n_blocks)])
 
     def _rest(self, text: bytes, replica: Replica) -> None:
-        """Record that a text has ended, and rests. If it continues soon, as conversations and agents do, it comes back
-        to this replica."""
+        """Record that a text rests, because its branch has ended. If the text continues soon, as conversations and
+        agents do, it comes back to this replica."""
         if text in self._resting:
             self._end_rest(text, 0.0)
         self._resting[text] = replica, self._share
@@ -396,7 +398,8 @@ class Fleet:
     def _book(
         self, demand: Demand, chosen: list[tuple[Replica, int]], source: _Source | None = None
     ) -> ProgramPlacement:
-        """Add the work of a demand to the queues of its replicas, in groups of neighbouring branches."""
+        """Make the placement of a demand, and add its work to the queues of the chosen replicas, each of which gets a
+        group of neighbouring branches. chosen: pairs (replica, tokens of the trunk that it lacks)."""
         branches, k, bits = demand.branches, len(chosen), 0
         made = ProgramPlacement()
         made.home = chosen[0][0].name
