@@ -27,12 +27,12 @@ class Listeners:
     sockets   readable when a client has sent something
     monitors  readable when a connection broke
     address   tcp://HOST:PORT as bound; "" without `bind`
-    report    lines that tell people where it listens besides the local socket
+    report    lines that tell people where the server listens besides the local socket
     peer      the origin of the message that `receive` yielded last: an IP address, or "the local socket"
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: Config) -> None:
-        """ConfigError: it cannot listen."""
+        """ConfigError: the server cannot listen on a socket."""
         local, self._lock = ipc.listen(context, Path(config.socket), config.max_message)
         self._sockets = {b"i": local}
         self.address = ""

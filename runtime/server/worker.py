@@ -274,7 +274,7 @@ class Server:
         self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
     def _durables(self, undo: contextlib.ExitStack) -> Durables:
-        """Make the journal of durable programs, unless no client could come back to its programs."""
+        """Make the journal of durable programs, if clients can come back to their programs on this server."""
         if self._is_private:
             why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
             return Durables(unsupported=why)
@@ -366,7 +366,7 @@ class Server:
         os.eventfd_write(self._wake, 1)
 
     def _log(self, level: Literal["quiet", "info", "debug"], text: str) -> None:
-        """Print a line. `text` may contain what a client chose: it is cut, and control characters are escaped."""
+        """Print a line. `text` may contain text of a client, so it is cut, and its control characters are escaped."""
         if LEVELS.index(level) <= LEVELS.index(self.config.log):
             line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:MAX_LOGGED])
             print(f"banyan: {line}", file=sys.stderr, flush=True)
@@ -415,7 +415,7 @@ class Server:
 
     def _receive(self) -> None:
         """Take messages from the sockets. Pings and acknowledgements are handled at once, because a client that leaves
-        sends acknowledgements last. The others wait for their client's turn."""
+        sends acknowledgements last. Other messages wait for their client's turn."""
         start = self.times.clock()
         for client, frames in self.listeners.receive():
             if self._refusals.get(client, 0) >= MAX_REFUSALS:
@@ -713,8 +713,8 @@ class Server:
                 replica.link.tell(wire.Ping())
 
     def _host_joined(self, new: NewHost) -> RemoteLink:
-        """Returns the connection for an engine host that has connected: that of an engine which is gone, else a new
-        one. ConnectFailed: there is no room for the engine."""
+        """Returns the connection for an engine host that has connected: the connection of an engine that is gone, else
+        a new one. ConnectFailed: there is no room for the engine."""
         links = (replica.link for replica in self.replicas)
         link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
         if link is None:
@@ -820,7 +820,8 @@ class Server:
 
     def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
         """Why a new engine cannot run the programs of the running engines; "": it can. before: the weights of the
-        engine that it replaces; b"": those of the running ones. is_rolled: it is the first one with new weights."""
+        engine that it replaces; b"": the weights of the running engines. is_rolled: the engine is the first with
+        new weights."""
         mine = self._standard
         if not is_rolled and ready.weights != (before or mine.weights):
             return "has other weights than the running engines; its files were changed, or are another model's"
@@ -833,8 +834,8 @@ class Server:
         return ""
 
     def _refuse_engine(self, replica: ReplicaProcess, why: str) -> None:
-        """End a ready engine that cannot do what the others do. Its requests go on at the others. Later calls do
-        nothing."""
+        """End a ready engine that cannot run the programs of the others. The others take over its requests. Later calls
+        do nothing."""
         if replica.link.ready is None:
             return
         self._log("quiet", why)
@@ -849,7 +850,8 @@ class Server:
         self._call_soon(remove)  # not now: its link is being read
 
     def _find_weights(self, model: str) -> Path:
-        """The directory of a model that is to replace the present one. Runs on a thread. Raises if it cannot."""
+        """The directory of `model`, which is to replace the current model. Runs on a thread. Raises if `model` cannot
+        replace it, for example because its tokenizer differs."""
         directory = resolve(model)
         new, now = Files.read(directory), Files.read(self.directory)
         is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
@@ -883,8 +885,8 @@ class Server:
         self.ready_fd = None
 
     def _start_again(self, replica: ReplicaProcess) -> None:
-        """Start an engine in place of the replica's present one. If no process can be started now, the next heartbeat
-        tries again."""
+        """Start an engine in place of the replica's current engine. If no process can be started now, the next
+        heartbeat tries again."""
         is_first = replica.link.life >= 0
         try:
             replica.link.start()
@@ -895,9 +897,9 @@ class Server:
 
     def _engine_died(self, replica: ReplicaProcess) -> None:
         """Start another engine and replay the running requests. If an engine dies again and again before it is ready,
-        it is not replaced. The server ends if that was the last engine, or if an engine dies while the server itself is
-        starting. An engine on another machine that has lost its connection is removed if there are others; if it was
-        the last one, the server waits for another."""
+        it is not replaced. The server ends if the dead engine was the last one, or if an engine dies while the server
+        itself is starting. An engine on another machine that has lost its connection is removed if there are others; if
+        it was the last one, the server waits for another."""
         link = replica.link
         link.receive(partial(self._handle_report, replica))  # reports sent before it died
         while replica.error is None and link.await_report():

@@ -1,5 +1,5 @@
-"""Checks constraints before they go to the engine. The preflight process compiles each constraint once, so the server's
-loop never does. Results are cached. Gens with the same constraint wait for the same check.
+"""Checks constraints before they go to the engine. The preflight process checks them by compiling them, so that the
+server's loop need not compile any. Results are cached. Gens with the same constraint wait for the same check.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Callback = Callable[[wire.ConstraintSpec | BanyanError], None]
 
 
 class Waiting(NamedTuple):
-    """A constraint that is being checked. owner: the client's number."""
+    """A constraint that waits for the result of its check. owner: the client's number."""
 
     spec: wire.ConstraintSpec
     owner: int
@@ -185,7 +185,7 @@ class ConstraintChecker:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """(characters of all cached results, the most characters that they may have)"""
+        """Returns (characters of all cached results, the most characters that they may have)."""
         return self._cache.kept
 
     def _finish(self, number: int, result: wire.ConstraintSpec | BanyanError) -> None:

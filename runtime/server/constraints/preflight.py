@@ -144,7 +144,7 @@ class Preflight:
                 os.setpriority(os.PRIO_PROCESS, child.pid, 19)
 
     def _next(self) -> wire.Check | None:
-        """The next constraint to try. Clients take turns."""
+        """The next constraint to try; None: none may start now. Clients take turns."""
         if len(self._children) >= MAX_CHILDREN:
             return None
         for owner, queue in self._queues.items():
@@ -238,7 +238,7 @@ class Preflight:
 
 
 def warm_up() -> None:
-    """Compile the metaschemas once, before any fork."""
+    """Compile the metaschemas of JSON schema before any fork, so that no child needs to."""
     for draft in ("draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12"):
         dialect = f"http{'s' if '/' in draft else ''}://json-schema.org/{draft}/schema{'' if '/' in draft else '#'}"
         canonical(wire.ConstraintSpec("json_schema", f'{{"$schema": "{dialect}", "type": "string", "pattern": "a"}}'))
@@ -296,7 +296,7 @@ def _run_child(
 
 
 def _allocated() -> tuple[int, int]:
-    """Bytes of address space that this process has, and how many of them are in memory."""
+    """Returns how many bytes of address space this process has, and how many bytes are in memory."""
     with open("/proc/self/statm") as file:
         space, resident = file.read().split()[:2]
     return int(space) * resource.getpagesize(), int(resident) * resource.getpagesize()
@@ -331,8 +331,8 @@ def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckRe
 
 def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
     """The spec with the library that will compile it: outlines_core, if it is asked for and can compile the constraint
-    in time; else llguidance. Another process tries outlines_core, because that may need much more memory and time than
-    llguidance."""
+    in time; else llguidance. Another process tries outlines_core, because outlines_core may need much more memory and
+    time than llguidance."""
     is_supported = spec.kind in ("regex", "choices") and not spec.after and not spec.end
     if not is_supported or (engine != "outlines_core" and spec.engine != "outlines_core"):
         return spec
@@ -374,8 +374,8 @@ def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> CompiledConst
 
 
 def _walk(compiled: CompiledConstraint, vocabulary: Vocabulary) -> None:
-    """Generate random tokens with the constraint. ConstraintTooLarge: it exceeds a limit of the library.
-    ConstraintUnsatisfiable: it forces endless text."""
+    """Generate random tokens with the constraint. ConstraintTooLarge: the constraint exceeds a limit of the
+    library. ConstraintUnsatisfiable: the constraint forces endless text."""
     guide, chance = compiled.guide(), Random(0)
     row = np.empty(vocabulary.n_words, np.int32)
     for _ in range(N_STEPS):

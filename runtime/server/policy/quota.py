@@ -42,7 +42,7 @@ class Quota:
         self._program_bytes: dict[int, int] = {}  # by serial
 
     def begin(self, program: RunningProgram) -> None:
-        """Count a program that starts. It is counted even if this raises."""
+        """Count a program that starts. The program is counted even if this raises."""
         usage = self._usage(program.client)
         usage.n_programs += 1
         self._program_bytes[program.serial] = 0
@@ -61,13 +61,13 @@ class Quota:
         self._drop_if_empty(program.client, usage)
 
     def forget_client(self, client: Client) -> None:
-        """Drop the templates of a client that is gone. Its programs that still end stay counted."""
+        """Drop the templates of a client that is gone. Its programs are counted until they have ended."""
         if (usage := self._clients.get(client)) is not None:
             for number in tuple(usage.templates):
                 self.undefine(client, number)
 
     def hold(self, program: RunningProgram, n_bytes: int) -> None:
-        """Count more memory of a program. It is counted even if this raises."""
+        """Count more memory of a program. The memory is counted even if this raises."""
         usage = self._clients[program.client]
         usage.n_bytes += n_bytes
         self._program_bytes[program.serial] = total = self._program_bytes[program.serial] + n_bytes

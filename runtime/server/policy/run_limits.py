@@ -1,5 +1,5 @@
-"""Timeouts and token budgets of programs and gens. A program or gen that exceeds one ends with an error that names the
-limit."""
+"""Timeouts and token budgets of programs and gens. A program or gen that exceeds a limit ends with an error that names
+the limit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Timers:
         return max(0.0, min(timeout, self._heap[0][0] - self.now())) if self._heap else timeout
 
     def run(self, is_late: Callable[[], bool] = lambda: False) -> None:
-        """Make the calls that are due, until the time slice is over."""
+        """Make the calls that are due, until `is_late` returns True."""
         while self._old:
             entry = self._old.pop()
             if entry[2].action is not None:

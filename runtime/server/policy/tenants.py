@@ -51,7 +51,7 @@ def root_key(salt: bytes, weights: bytes) -> bytes:
 
 
 def salted(namespace: bytes, salt: str) -> bytes:
-    """The namespace (16 bytes) of programs with a salt of their own; see wire.ProgramLimits."""
+    """The namespace (16 bytes) of programs with a `salt`, within `namespace`; see wire.ProgramLimits."""
     return blake2b(salt.encode(), key=namespace, digest_size=16, person=b"banyan salt").digest() if salt else namespace
 
 
@@ -161,7 +161,7 @@ class Tenants:
         return root_key(self._of[client].salt, self.weights)
 
     def name(self, namespace: bytes) -> str:
-        """The tenant's name for a namespace; the namespace in hex if its client is gone."""
+        """The name of the tenant with this namespace; the namespace in hex if all clients of the tenant are gone."""
         return self._names.get(namespace, namespace.hex())
 
 

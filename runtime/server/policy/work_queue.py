@@ -47,8 +47,8 @@ class _ClientBacklog:
 class WorkQueue:
     """The messages of all clients that are not handled yet, and work that has begun.
 
-    begin: makes the QueuedWork of a message; must not raise. max_bytes: `add` refuses a message if more bytes of
-    messages of the same client are waiting.
+    begin: makes the QueuedWork of a message; must not raise. max_bytes: `add` refuses a message if messages of the
+    same client with more bytes than this are waiting.
     """
 
     def __init__(self, begin: Callable[[Client, bytes], QueuedWork], times: LoopTimes, max_bytes: int) -> None:
@@ -70,8 +70,8 @@ class WorkQueue:
         self._until = self._times.clock() + SLICE
 
     def add(self, client: Client, work: QueuedWork | bytes) -> bool:
-        """Add work, or a message, to the end of the client's queue. False: too many bytes of the client wait
-        already."""
+        """Add work, or a message, to the end of the client's queue. Returns False, and adds nothing, if too many bytes
+        of the client wait already."""
         own = self._clients.get(client)
         if own is None:
             own = self._clients[client] = _ClientBacklog()

@@ -25,8 +25,8 @@ class Durables:
         self._ended: dict[tuple[Client, int], Diary] = {}  # (client, number) -> file
 
     def begin(self, program: RunningProgram, root: bytes, name: str) -> RunningProgram | None:
-        """Make a program durable under `name`. Returns the running program that had this name before, which the caller
-        must end with TAKEN_OVER. root: the root key of its tenant.
+        """Make a program durable under `name`. Returns the running program that had this name before, if any. The
+        caller must end that program with TAKEN_OVER. root: the root key of the program's tenant.
 
         Unsupported: this server has no journal.
         """
@@ -64,14 +64,14 @@ class Durables:
             del self._places[place]
 
     def acknowledge(self, client: Client, number: int) -> None:
-        """Record that the client has all values of a program, so that the file is not needed. After a restart of the
-        server, the program may still run here."""
+        """Record that the client has all values of a program, so that the file is not needed. If the server was
+        restarted, it may still be running the program again."""
         if (program := self._places.get((client, number))) is not None:
             program.is_acknowledged = True
         elif (diary := self._ended.pop((client, number), None)) is not None:
             diary.remove()
 
     def forget(self, client: Client) -> None:
-        """Forget a client that is gone. Keep the files of values that it may not have received."""
+        """Forget a client that is gone. Keep the files with values that the client may not have received."""
         for key in [key for key in self._ended if key[0] == client]:
             self._ended.pop(key).close()

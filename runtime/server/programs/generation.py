@@ -70,8 +70,8 @@ UNUSABLE = (
 """The errors for which a constraint on tool calls is replaced by a looser one."""
 
 CHOICE, SAMPLE, LOGPROB = 40, 12, 4
-"""Costs, in units of encoding one character. CHOICE: of a choice besides its text, and once more for its scores.
-SAMPLE: of a sample. LOGPROB: of the logprob of a token or of an alternative."""
+"""Costs, in units of encoding one character. CHOICE: of preparing a choice, besides encoding its text; also of its
+scores. SAMPLE: of a sample. LOGPROB: of the logprob of a token or of an alternative token."""
 SPEC = 5
 """The cost of making constraints, for each character of the tools' specs, in units of encoding one character."""
 PACKED = 4096
@@ -137,7 +137,7 @@ class EngineGenerator:
 
     @property
     def call_format(self) -> Form:
-        """The format in which the model writes tool calls. ToolError: it has none."""
+        """The format in which the model writes tool calls. ToolError: the model has no such format."""
         if isinstance(self._call_format, ToolError):
             raise ToolError(self._call_format.message)
         return self._call_format
@@ -211,7 +211,7 @@ class EngineGenerator:
 
 
 def _known_error(result: Any) -> Any:
-    """The result of offloaded work; an error of the tokenizers library becomes a BanyanError."""
+    """Returns the result of offloaded work; an exception of the tokenizers library is turned into a BanyanError."""
     if isinstance(result, Exception) and not isinstance(result, BanyanError):
         return BanyanError(f"the text cannot be encoded: {result!r}")
     return result
@@ -267,7 +267,7 @@ class EngineAttempt(Attempt):
         self._engine.abort(*requests)
 
     def _check(self) -> None:
-        """Check what only the server can check; the engine checks the rest of Sampling. Raises BanyanError."""
+        """Check the options that the engine does not check. Raises BanyanError."""
         self._adapter = self._generator.adapters.digest(self.op.adapter)
         if self._program.adapters.setdefault(self.op.adapter, self._adapter) != self._adapter:
             error = BadProgram(f"adapter {self.op.adapter!r} was replaced while this program ran; run it again")
@@ -278,7 +278,7 @@ class EngineAttempt(Attempt):
         self.prompt.kwargs = self.op.chat_template_kwargs
 
     def _encode(self) -> None:
-        """Tokenise a copy of the prompt, because that may be done on a thread."""
+        """Tokenise the prompt and the suffixes, perhaps on a thread, which therefore gets a copy of the prompt."""
         generator, suffixes = self._generator, self.suffixes
         assert isinstance(self.prompt, PromptText)
         generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
@@ -300,11 +300,11 @@ class EngineAttempt(Attempt):
         return 0
 
     def _examine(self) -> None:
-        """Do work that may take long, before the prompt is encoded. Called on any thread. Raises BanyanError."""
+        """Do long work that comes before the encoding of the prompt. Called on any thread. Raises BanyanError."""
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        """Do work that may take long, after the prompt is encoded. Called on any thread. encoded: the prompt with each
-        suffix."""
+        """Do long work that comes after the encoding of the prompt. Called on any thread. encoded: the token runs of
+        the prompt with each suffix."""
 
     def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
@@ -322,7 +322,7 @@ class EngineAttempt(Attempt):
             self._program.crashed(e)
 
     def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        """Start the requests. encoded: the prompt with each suffix."""
+        """Start the requests. encoded: the token runs of the prompt with each suffix."""
         raise NotImplementedError
 
     def _check_room(self, n_bytes: int) -> None:
@@ -363,7 +363,7 @@ class EngineAttempt(Attempt):
             self._generator.offload(self._program, n_work, work, self._made)
 
     def _end_stream(self) -> None:
-        """Stream the text that was held back because it could have been the start of a mark."""
+        """Stream the text that was held back because a mark could have begun there."""
 
     def _outcome_work(self) -> int:
         """The cost of `_outcome`, in units of encoding one character."""
@@ -571,7 +571,8 @@ class ToolTurn(GenAttempt):
         self._held: list[StreamPiece] | None = []  # pieces of an output that may be refused; None: it has calls
 
     def _constraints(self) -> list[wire.ConstraintSpec | None]:
-        """The constraints on calls, the strictest first. A looser one is used where those before it are unusable."""
+        """The constraints on calls, the strictest first. The turn uses the first one that is usable; None: no
+        constraint."""
         form, sampling, tools = self._generator.call_format, self.op.sampling, self.op.tools
         assert tools is not None
         if sampling.ignore_eos or (sampling.constraint is not None and not tools.ends_turn):
@@ -621,7 +622,8 @@ class ToolTurn(GenAttempt):
     @property
     def _may_answer(self) -> bool:
         """Whether the output may be a constrained answer in place of calls. If the model makes no call, the output is
-        then generated again, under the answer's constraint; so the first output streams only once it has made calls."""
+        then generated again, under the answer's constraint. So the first output is streamed only after its
+        end, and only if it made calls."""
         tools = self.op.tools
         return self.op.sampling.constraint is not None and tools is not None and tools.ends_turn and not tools.must_call
 
@@ -801,8 +803,8 @@ class SelectAttempt(EngineAttempt):
 
 
 def turn_end(chat: wire.ChatMarkers, tokenizer: Tokenizer) -> tuple[int | None, str]:
-    """Returns what ends an assistant's turn: the control token with which its suffix begins, and ""; or, if it begins
-    with none, None and the suffix."""
+    """Returns what ends an assistant's turn: the control token with which the turn's suffix begins, and ""; or, if the
+    suffix begins with text, None and the suffix."""
     suffix = "".join(chat.stop)
     ids = tokenizer.encode([TextSpan(suffix, meant=True)])
     if ids and ids[0] in tokenizer.added.values():
@@ -824,8 +826,8 @@ def _check_tool(spec: str) -> str:
 
 
 def _usage(requests: Sequence[EngineRequest], n_shared: int) -> wire.TokenUsage:
-    """The tokens of all requests. The first `n_shared` tokens of their prompts are the same and are counted once, with
-    the cache hits of the request that came first, which found the fewest in the tree."""
+    """The token usage of all requests. The first `n_shared` tokens of their prompts are the same and are counted once,
+    with the cache hits of the request that came first, which found the fewest in the tree."""
     ends = [request.finish for request in requests if request.finish is not None]
     return wire.TokenUsage(
         prompt=n_shared + sum(max(0, end.n_prompt - n_shared) for end in ends),

@@ -137,7 +137,7 @@ class Diary:
         return n_bytes
 
     def begin(self, run: wire.Run, visible: Collection[int] = ()) -> JournalEntry:
-        """The entry of a request that starts: the recorded one, or a new one. visible: as for `_identity`."""
+        """The entry of a request that starts: the recorded entry, or a new one. visible: see `_identity`."""
         identity = _identity(run, visible)
         entry = self._entries.pop(identity, None)
         if entry is None:
@@ -236,7 +236,7 @@ class Journal:
         return self._folder / blake2b(key, digest_size=16).hexdigest()
 
     def open(self, key: bytes) -> Diary:
-        """Open or create the file of a program. BanyanError: that is not possible."""
+        """Open or create the file of a program. BanyanError: the file cannot be opened."""
         try:
             private_directory(self._folder)
             return Diary(self, self.path(key))
@@ -244,7 +244,7 @@ class Journal:
             raise BanyanError(f"the journal of durable programs cannot be opened: {e.strerror or e}") from e
 
     def make_room(self, n_bytes: int) -> None:
-        """Delete the oldest closed files until `n_bytes` fit. Overloaded: they do not."""
+        """Delete the oldest closed files until `n_bytes` more fit. Overloaded: they do not fit even then."""
         while self.n_bytes + n_bytes > self._max_bytes and self.closed_files:
             self.delete(next(iter(self.closed_files)))
         if self.n_bytes + n_bytes > self._max_bytes:

@@ -68,7 +68,8 @@ class Programs(ProgramObserver):
         self._is_late, self._later = is_late, later
         self._programs: dict[Client, dict[int, RunningProgram]] = {}
         self._ending: dict[int, tuple[RunningProgram, Callable[[], None], BanyanError | None]] = {}
-        """serial -> (a program that is over and whose requests are being stopped, closes its journal, its error)."""
+        """serial -> (a program that is over and whose requests are being stopped, a call that closes its journal, its
+        error)."""
         self._clients: dict[Client, int] = {}
         self._n_clients = self.n_started = 0
         self._overview = Overview()
@@ -87,7 +88,7 @@ class Programs(ProgramObserver):
         return self._overview.of(chain.from_iterable(programs.values() for programs in self._programs.values()))
 
     def check(self, requests: EngineRequests) -> str:
-        """Check the programs, between two messages. Returns what is wrong; "" if nothing is."""
+        """Check that the state of the programs is consistent, between two messages. Returns what is wrong, or ""."""
         if (n := len(self) + len(requests)) > CHECKED:
             return f"{n} programs and requests are too many to be checked at once; at most {CHECKED} are"
         owned: list[int] = []
@@ -110,11 +111,10 @@ class Programs(ProgramObserver):
     # ---- messages of clients ---------------------------------------------------------------------------------------
 
     def submit(self, client: Client, message: wire.SlicedSubmit) -> Iterator[None]:
-        """Add ops to a program. A generator; each of its steps adds one op.
+        """Add ops to a program. A generator; each of its steps adds one op, or a part of a long one.
 
         Connections deliver each message once and in order, and a client whose connection breaks is forgotten with its
-        programs. So a gap in the numbers, or a repeated one, means that the client is broken, or that the program has
-        ended.
+        programs. So if a `seq` is missing or comes twice, the client is broken, or the program has ended.
         """
         program = self._programs.get(client, {}).get(message.program)
         if message.seq != (expected := 0 if program is None else program.n_received):

@@ -65,7 +65,7 @@ class RunningProgram(Executor):
         self.last = self.started
         """When its last gen or select ended. (The client may keep the program open for long after that.)"""
         self.n_received = self.n_sent = 0
-        """How many messages came from its client, and went to it. The next one has this number as its `seq`."""
+        """How many messages came from its client, and went to it. The next message has this number as its `seq`."""
         self.is_paused = False
         """Whether the program's `pump` has more to do, and continues when the client has its turn."""
         self.is_queueing = False
