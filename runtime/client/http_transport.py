@@ -39,7 +39,7 @@ class NotBanyan(ConnectFailed):
 
 
 class _ClientEnd(zmq.Socket[bytes]):
-    """The socket that the Client uses. Its `close` tells the thread to end the session."""
+    """The socket that the Client uses. Its `close` ends the session: it makes `_Session.carry` return."""
 
     def close(self, linger: int | None = None) -> None:
         if not self.closed:

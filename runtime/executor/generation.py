@@ -39,7 +39,8 @@ class Generation:
         self._drafts: dict[str, tuple[int, int]] = {}  # over all attempts so far, as in wire.Sample
 
     def take(self, outcome: GenOutcome | BanyanError) -> NextStep:
-        """Take the outcome of the current attempt, and add the usage and times of the earlier ones."""
+        """Take the outcome of the current attempt, add the usage and times of the earlier attempts, and return the next
+        step."""
         if isinstance(outcome, BanyanError):
             return outcome
         usage = outcome.usage
@@ -56,11 +57,11 @@ class Generation:
         return self._review(outcome, usage)
 
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
-        """Decide what follows an outcome. usage: the usage of the last attempt. `outcome.usage`: of all attempts."""
+        """Return the next step after an outcome. usage: that of the last attempt; `outcome.usage`: that of all."""
         return outcome
 
     def answer(self, texts: tuple[str, ...]) -> NextStep:
-        """Take the client's Results for `called`. Raises BanyanError if they do not fit."""
+        """Take the client's Results for `called`, and return the next step. BanyanError: they do not fit."""
         raise NotImplementedError
 
     def _ask(self, outcome: GenOutcome, usage: wire.TokenUsage) -> wire.Called:
@@ -165,8 +166,8 @@ class ClientChoice(Generation):
 
 
 def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> Generation:
-    """Make the kind of generation that `op` asks for. BadProgram: the options of `op` cannot be
-    combined, or a gen with tools is not in a turn of the assistant."""
+    """Make the kind of generation that `op` asks for. BadProgram: the options of `op` cannot be combined, or a
+    gen with tools is not in a turn of the assistant."""
     if isinstance(op, wire.Select):
         return ClientChoice(op, prompt, order) if op.client_decides else Generation(op, prompt, order)
     if op.retries:

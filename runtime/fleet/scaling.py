@@ -6,8 +6,8 @@
 
 The unit of time is the duration of a start, as in the ski-rental problem. A replica is added after programs have waited
 as long as a start takes, and removed after it was useless for RUN times as long. So starts take at most 1 / (1 + RUN)
-of an engine's life, whatever the load does. A short queue does not tell how busy the replicas are. So if a removal has
-to be undone soon, the time before the next removal doubles, up to a factor of MOST.
+of an engine's life, whatever the load does. A removal may be a mistake, since a short queue does not tell how busy the
+replicas are. If a removal has to be undone soon, the time before the next removal doubles, up to a factor of MOST.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ class Server:
                         self.times.since("report", start)
                     if replica.link.life in ready and self._poller is poller:
                         self._engine_died(replica)
-                    if self._poller is not poller:  # engines were started or ended: `ready` may name what they closed
+                    if self._poller is not poller:  # engines were started or ended: `ready` may name closed sockets
                         break
                 if any(source in ready for source in self.listeners.sockets):
                     self._receive()
@@ -496,7 +496,7 @@ class Server:
         return ()
 
     def _identify(self, client: bytes, hello: wire.Hello) -> None:
-        """Accept or refuse a client by its token, after the pause of its address."""
+        """Accept or refuse a client by its token, after the pause of TokenThrottle for the client's address."""
         address = network(self._addresses.pop(client, ""))
         try:
             answer = partial(self._accept, client, hello.client[:MAX_LOGGED_NAME], self.tenants.identify(hello))
@@ -520,7 +520,7 @@ class Server:
             self._welcome(ready)
 
     def _welcome(self, ready: wire.Ready) -> None:
-        """Accept the clients that said Hello."""
+        """Accept the clients that have sent Hello and wait for a Welcome. ready: the report of a ready engine."""
         welcome = wire.Welcome(
             version=wire.VERSION,
             model=self.name,
@@ -875,7 +875,7 @@ class Server:
             self.images.move(directory)  # the one before may be deleted now
 
     def _report_start(self, lines: tuple[str, ...]) -> None:
-        """Tell the process that waits for this server that it has started. Later calls do nothing."""
+        """Tell the process that waits for this server that the server has started. Later calls do nothing."""
         if self.ready_fd is None:
             return
         more = (*self.listeners.report, *(self.hosts.report if self.hosts is not None else ()))

@@ -213,7 +213,8 @@ class Preflight:
         del self._children[child.pipe]
 
     def _end(self, child: PreflightProcess, result: wire.CheckResult | None = None) -> None:
-        """End a child and send its result, or try its check again. result: sent in place of what the child wrote."""
+        """End a child and send its result. If a warm child ended without a result, its check is tried again instead.
+        result: sent in place of what the child wrote."""
         status, words = self._reap(child)
         if result is None:
             try:

@@ -42,7 +42,7 @@ class Timer:
 
 
 class Timers:
-    """Scheduled calls, for an event loop that runs those that are due."""
+    """Scheduled calls. An event loop calls `run`, which makes the calls that are due."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock

@@ -20,7 +20,7 @@ MAX_PROGRAMS, MAX_BRANCHES = 64, 200
 SLICE = 4096
 """How many programs one step looks at; this takes 1 ms."""
 WATCHED = 30.0
-"""For this many seconds after a question, programs that end are remembered."""
+"""For this many seconds after somebody asked for an overview, programs that end are remembered."""
 
 
 class Overview:
@@ -40,8 +40,8 @@ class Overview:
 
     def of(self, programs: Iterable[RunningProgram]) -> Generator[None, None, dict[str, Any]]:
         """Lists the programs that run, those that are idle until their client sends more, and those that have ended;
-        the newest first within each group. A generator; each of its steps describes one program. programs: all programs
-        that have not ended."""
+        the newest first within each group. A generator that returns the overview; a step looks at SLICE programs, or
+        describes one program. programs: all programs that have not ended."""
         self._asked = time.monotonic()
         rest, shown, counts = iter(list(programs)), list[RunningProgram](), {"n_running": 0, "n_idle": 0}
         while some := list(islice(rest, SLICE)):
