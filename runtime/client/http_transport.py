@@ -2,8 +2,8 @@
 
 `connect` returns a pair of sockets like those of ipc.connect. Three threads serve them: one passes messages on between
 the sockets, one posts the messages that the Client sends, and one reads the messages that arrive in one long response.
-The session ends with that response. All use the standard library's http.client, so that a client of Banyan needs no
-other package. Two connections carry any number of programs.
+The session ends with that response. HTTP is spoken by the standard library's http.client, so that a client of
+Banyan needs no other package. Two connections carry any number of programs.
 """
 
 from __future__ import annotations

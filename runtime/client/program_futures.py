@@ -128,7 +128,7 @@ class ProgramFutures:
         """The first error of a value of the program, except Cancelled."""
         self._is_closed = self._is_cancelled = self._is_cancel_sent = False
         self.limits: wire.ProgramLimits | None = None
-        """Sent with the first message."""
+        """The limits of the program, sent with its first message."""
         self._n_sent = self._n_received = 0  # messages
         self._templates: dict[int, ProgramTemplate] = {}
         """Templates of messages that may be sent later, because the program waits for admission or is durable."""

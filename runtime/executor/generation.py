@@ -24,7 +24,7 @@ class Generation:
     """A gen or select. This class makes one attempt; its subclasses may make several.
 
     order: the sort key of its requests within the program, as in wire.Run.
-    called: the question to which the client has not answered with Results yet.
+    called: the question to the client whose Results the generation awaits; None: there is none.
     memo: what the generator carries from one attempt to the next.
     """
 

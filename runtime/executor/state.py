@@ -12,8 +12,8 @@ from banyan.runtime.protocol import wire
 
 
 class Snapshot(NamedTuple):
-    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks. For an adoption, the prompt
-    is a copy with exactly these pieces."""
+    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks. If the Join adopts the
+    state, the prompt is a copy with exactly these pieces."""
 
     prompt: Prompt
     n_pieces: int
@@ -32,7 +32,7 @@ class PendingJoin:
 
 
 class JoinPoint(NamedTuple):
-    """An entry in the queue of a child: the point up to which a Join takes its text."""
+    """An entry in the queue of a child: the point up to which a Join takes the child's text."""
 
     join: PendingJoin
 

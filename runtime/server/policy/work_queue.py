@@ -47,8 +47,8 @@ class _ClientBacklog:
 class WorkQueue:
     """The messages of all clients that are not handled yet, and work that has begun.
 
-    begin: makes the QueuedWork of a message; must not raise. max_bytes: `add` refuses a message if messages of the
-    same client with more bytes than this are waiting.
+    begin: makes the QueuedWork of a message; must not raise. max_bytes: `add` refuses a message of a client
+    whose waiting messages have more bytes than this.
     """
 
     def __init__(self, begin: Callable[[Client, bytes], QueuedWork], times: LoopTimes, max_bytes: int) -> None:

@@ -18,8 +18,8 @@ class CallFilter:
         self._is_call = self._is_text = False
 
     def feed(self, text: str, mark_at: int = -1) -> None:
-        """Take more text of the turn. mark_at: where a call mark that the text does not show begins, as an index in all
-        text so far; -1: there is none yet."""
+        """Take more text of the turn. mark_at: the index, in all text so far, at which a call mark begins that the text
+        does not show; -1: there is none yet."""
         self._held += text
         if self._is_call:
             return

@@ -65,7 +65,7 @@ class Durables:
 
     def acknowledge(self, client: Client, number: int) -> None:
         """Record that the client has all values of a program, so that the file is not needed. If the server was
-        restarted, it may still be running the program again."""
+        restarted, the program may be running again."""
         if (program := self._places.get((client, number))) is not None:
             program.is_acknowledged = True
         elif (diary := self._ended.pop((client, number), None)) is not None:

@@ -211,7 +211,7 @@ class EngineGenerator:
 
 
 def _known_error(result: Any) -> Any:
-    """Returns the result of offloaded work; an exception of the tokenizers library is turned into a BanyanError."""
+    """Returns the result of offloaded work. Other exceptions, as of the tokenizers library, become BanyanErrors."""
     if isinstance(result, Exception) and not isinstance(result, BanyanError):
         return BanyanError(f"the text cannot be encoded: {result!r}")
     return result

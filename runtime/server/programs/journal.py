@@ -217,8 +217,8 @@ _NO_FILE = ClosedFile(0, 0.0)
 class Journal:
     """The journal files of all durable programs, one file for each program, in a directory of mode 0700.
 
-    n_bytes: bytes of all files together. closed_files: by name, those that no program has open, the oldest
-    first.
+    n_bytes: bytes of all files together. closed_files: name -> a file that no program has open, the
+    oldest first.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
