@@ -12,7 +12,7 @@ from banyan.runtime.protocol import wire
 
 
 class Snapshot(NamedTuple):
-    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks. If the Join adopts the
+    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks. If a Join will adopt the
     state, the prompt is a copy with exactly these pieces."""
 
     prompt: Prompt

@@ -211,7 +211,7 @@ class EngineGenerator:
 
 
 def _known_error(result: Any) -> Any:
-    """Returns the result of offloaded work. Other exceptions, as of the tokenizers library, become BanyanErrors."""
+    """Returns the result of offloaded work; in place of any other exception, such as of tokenizers, a BanyanError."""
     if isinstance(result, Exception) and not isinstance(result, BanyanError):
         return BanyanError(f"the text cannot be encoded: {result!r}")
     return result
