@@ -14,7 +14,8 @@ from banyan.runtime.model.spec import ModelSpec
 
 
 class LoadedAdapters:
-    """The weights that Run.adapter can name. names: name -> digest, for the adapters in the configuration."""
+    """The adapters that a Run can use. weights: by the digest in Run.adapter. names: name -> digest, for the adapters
+    in the configuration."""
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self._spec, self._device = spec, device
@@ -23,8 +24,8 @@ class LoadedAdapters:
         self.leaving: set[bytes] = set()  # adapters that were unloaded, but may still be in use
 
     def load(self, directory: str, name: str) -> bytes:
-        """Load the adapter in a directory, and return its digest. Raises OutOfMemory, or what `lora.read` raises, with
-        the adapter's name in the message; BadModel also if a file cannot be read."""
+        """Load the adapter in a directory, and return its digest. Raises what `lora.read` raises, BadModel if a file
+        cannot be read, or OutOfMemory. The message contains the adapter's name."""
         try:
             digest, weights = lora.read(Path(directory), self._spec, self._device, getattr(torch, self._spec.dtype))
         except BanyanError as e:

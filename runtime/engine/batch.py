@@ -18,7 +18,7 @@ from banyan.runtime.engine.speculation.draft import DraftPosition, draft_rows
 from banyan.runtime.model.towers import ImageInputs
 
 Span = tuple[int, int, Sequence[tuple[int, int]]]
-"""The rows of one request: n_rows, the slot of the request's recurrent state, and `Work.kept`."""
+"""(n_rows, slot, kept) of one request: its rows, the slot of its recurrent state, and `Work.kept`."""
 
 
 class DeferredTokens(NamedTuple):

@@ -60,8 +60,8 @@ class Graphs:
         self.n_captured = 0
 
     def __call__(self, batch: Batch) -> Tensor | None:
-        """The logits of a step in which every request decodes one token; the next step overwrites them. None for any
-        other step, and for more requests than the largest of SIZES."""
+        """Run a step in which every request decodes one token. Returns its logits, which the next step overwrites. Runs
+        nothing and returns None for any other step, and for more requests than the largest of SIZES."""
         n = len(batch.sampled_for)
         is_decode = set(batch.ragged.q_lens) == {1} and n == len(batch.ids) and not batch.scored
         size = next((size for size in SIZES if size >= n), 0)

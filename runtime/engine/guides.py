@@ -36,8 +36,8 @@ SLOW, PATIENCE = 0.02, 3
 """A mask that takes more than SLOW CPU seconds delays all requests. After PATIENCE such masks in a row, the output
 fails."""
 UNKNOWN, UNREACHABLE = -1, -2
-"""In place of the token that a row samples. UNKNOWN: a mask decides it. UNREACHABLE: the row is below a draft token
-that is known to be wrong, so its token does not count."""
+"""Placeholders for the token that a row samples. UNKNOWN: the token depends on a mask. UNREACHABLE: the row is below a
+draft token that is known to be wrong, so the token does not count."""
 THREADS = 4  # constraints that are compiled at the same time, so that a slow one does not delay all others
 STACK_BYTES = 64 << 20  # stack of a compiling thread: a deep schema is compiled by recursion
 
@@ -222,7 +222,7 @@ class Guides:
         timer = LapTimer()
         last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: tokens by which `last` is ahead of its text
         assert last is not None
-        sampled: list[int] = []  # for each row on the path to the present row: its token, UNKNOWN or UNREACHABLE
+        sampled: list[int] = []  # for each row on the path to the current row: its token, UNKNOWN or UNREACHABLE
         n_done = 0  # rows
         for i in guided:
             if i < n_done:
@@ -263,7 +263,8 @@ class Guides:
         return Masks(to_device(np.stack(out), self._device), to_device(np.array(which, np.int32), self._device))
 
     def _gives_up(self, request: Request | DraftPosition, slow: dict[int, int]) -> bool:
-        """Count a slow mask. After too many in a row, make the request's guide give up. Returns whether it did."""
+        """Count a slow mask. After too many in a row, make the request's guide give up. Returns whether the guide gave
+        up."""
         slow[request.rid] = n = self._n_slow.get(request.rid, 0) + 1
         if n < PATIENCE:
             return False
@@ -273,8 +274,8 @@ class Guides:
 
 
 def _guided(run: Run, compiled: CompiledConstraint, vocabulary: Vocabulary) -> Guided:
-    """A Run with its guide, which has accepted what a previous engine generated; with an error if the guide rejects
-    it."""
+    """Return a Run with its guide, after the guide has accepted the tokens that a previous engine generated. If the
+    guide rejects them, return the Run with an error."""
     guide = compiled.guide()
     done = array("i", run.ids)[len(run.ids) // 4 - run.n_done :]
     if guide.accept(done) < len(done):

@@ -67,8 +67,9 @@ def free_memory(root: Path = _CGROUPS) -> int:
 
 
 def use_huge_pages(tensors: Iterable[Tensor]) -> None:
-    """Move the memory of tensors on the CPU to pages of 2 MiB, where Linux can (at once since 6.1). A step reads all
-    weights, and with pages of 4 KiB it waits for page table lookups, most of all in a virtual machine."""
+    """Move the memory of tensors on the CPU to pages of 2 MiB, if Linux supports it (since 6.1 it moves the memory
+    immediately). A step reads all weights; with pages of 4 KiB it waits for page table lookups, most of all in a
+    virtual machine."""
     madvise: Any = getattr(ctypes.CDLL(None), "madvise", None)
     for first, end in _huge_spans(tensors) if madvise is not None else ():
         for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):

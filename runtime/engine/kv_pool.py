@@ -162,8 +162,8 @@ class KVPool:
     # ---- pages of other engines --------------------------------------------------------------------------------
 
     def export(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
-        """Copy pages to `memory` (uint8, `export_bytes(n_pages)`), where they become the pages from number `first`
-        on."""
+        """Copy pages to `memory`, as its pages number `first` and following. memory: uint8 [export_bytes(n_pages)], has
+        room for n_pages pages."""
         index = torch.tensor(pages, device=self.device)
         for pool, place in self._exported(memory, first, len(pages), n_pages):
             if pool.is_cuda:
@@ -172,18 +172,19 @@ class KVPool:
                 torch.index_select(pool, 0, index, out=place)
 
     def load(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
-        """Fill pages from `memory`, which `export` has filled."""
+        """Fill pages from `memory`, which `export` has filled, starting with its page number `first`. n_pages: as in
+        `export`."""
         index = torch.tensor(pages, device=self.device)
         for pool, place in self._exported(memory, first, len(pages), n_pages):
             pool.index_copy_(0, index, place.to(self.device))
 
     def export_bytes(self, n_pages: int) -> int:
-        """The size of n_pages exported pages."""
+        """How many bytes n_pages exported pages take."""
         return sum(_aligned(n_pages * pool[0].numel() * pool.element_size()) for pool in self._pools)
 
     def _exported(self, memory: Tensor, first: int, n: int, n_pages: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each pool, and where in `memory` n of its pages are: [n, page, ...]. A pool's pages lie together, so that
-        they are copied with one call."""
+        """For each pool: the pool, and the part of `memory` for n of its pages from number `first` on, [n, page, ...].
+        In `memory` the pages of a pool lie together, so that they are copied with one call."""
         at = 0
         for pool in self._pools:
             size = pool[0].numel() * pool.element_size()
@@ -192,7 +193,7 @@ class KVPool:
             at += _aligned(n_pages * size)
 
     def _places(self) -> Iterator[tuple[Tensor, slice]]:
-        """Each pool, and the range of its part in the bytes of a host page."""
+        """For each pool: the pool, and which bytes of a host page hold its part."""
         at = 0
         for pool in self._pools:
             end = at + pool[0].numel() * pool.element_size()

@@ -99,8 +99,8 @@ class EngineLoop:
         make_runner: Callable[[Model, KVPool, Graphs | None], ModelRunner] = ModelRunner, host: str = "",
     ) -> None:  # fmt: skip
         """flight: records the requests of the steps in flight, in case one of them kills this process. weights:
-        `weights.version`, which identifies the second tier's file. stopwatch: seconds, for the cost of steps.
-        fingerprint: see Ready.weights. host: see KVExchange."""
+        `weights.version`, which identifies the second tier's file. stopwatch: returns the time, in seconds, by which
+        steps are measured. fingerprint: see Ready.weights. host: see KVExchange."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
         self.spec, self.page, self.device = model.spec, config.page, torch.device(resolved.device)
         self._fingerprint = fingerprint
@@ -210,7 +210,7 @@ class EngineLoop:
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, link: Link) -> None:
-        """The engine's loop: runs until the link ends. With a GPU, the next step is launched before the present one is
+        """The engine's loop: runs until the link ends. With a GPU, the next step is launched before the current one is
         complete, if `Scheduler.plan_ahead` can plan it. While the GPU computes, the last report is sent and new
         requests are taken; other orders are deferred to the end of the step."""
         link.watch(self.guides.wake)
@@ -248,8 +248,8 @@ class EngineLoop:
         return self.complete(self.sample(self.launch()))
 
     def advance(self, ahead: InFlightStep | None) -> tuple[InFlightStep | None, InFlightStep | None]:
-        """Sample the step `ahead`; None: launch a step and sample it. Then launch the next step before this one is
-        complete. Returns both; None: there is no such step."""
+        """Sample the step `ahead`, or, if it is None, launch a step and sample it. Then launch the next step, before
+        that one is complete. Returns (sampled step, next step); each is None if there is no such step."""
         step = self.sample(ahead or self.launch())
         return step, self.launch(step) if self.plans_ahead and step is not None else None
 
@@ -515,7 +515,8 @@ class EngineLoop:
         return deferred
 
     def _record_in_flight(self) -> None:
-        """Record the requests of all steps in flight: a fault on the device shows late, and may kill the process."""
+        """Record the requests of all steps in flight: a fault on the device is noticed late, and may kill the
+        process."""
         if self._flight is not None:
             self._flight.note(LOOP, [work.request.rid for plan in self._in_flight for work in plan.works])
 

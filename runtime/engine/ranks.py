@@ -125,7 +125,8 @@ class Ranks:
         os._exit(1)
 
     def _watch(self) -> None:
-        """When a rank ends, end this process in the same way, which tells the server whether a request caused it."""
+        """When a rank ends, end this process with a corresponding signal or exit code, which tells the server whether a
+        request caused the end."""
         by_fd = {os.pidfd_open(process.pid): (rank, process) for rank, process in enumerate(self._processes, 1)}
         poll = select.poll()
         for fd in by_fd:

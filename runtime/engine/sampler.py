@@ -93,8 +93,8 @@ def _choose(
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """A copy on the host. A copy from a GPU is complete only when the function that `_completion` returns has
-    returned."""
+    """Return a copy on the host. A copy from a GPU is complete only after a call of the function that `_completion`
+    returns."""
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -120,7 +120,7 @@ def _draw_rows(requests: Sequence[Request | DraftPosition], device: torch.device
 
 
 _Edit = tuple[int, Collection[int], float, npt.NDArray[np.float64]]
-"""Changes to the logits of one row: row, tokens, one factor, and a shift per token."""
+"""(row, tokens, factor, shifts): changes to the logits of some tokens of a row. There is one shift for each token."""
 
 
 def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
