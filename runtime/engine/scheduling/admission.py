@@ -32,8 +32,8 @@ class AdmittedProgram:
         self._text_lengths: dict[int, int] = {}  # state -> its tokens that are counted in n_own or in shared
 
     def grow(self, request: Request, n_cached: int) -> None:
-        """Add to n_own the tokens that the request's text has gained. n_cached: how many of its tokens were in the
-        tree, if its program state is new."""
+        """Add to n_own the tokens that the request's text has gained since the last call for its program state.
+        n_cached: tokens that were in the tree; they are not counted at the first call."""
         order = request.run.order
         state = order[1] if len(order) > 1 else 0
         self.n_own += request.n_total - self._text_lengths.get(state, n_cached)
@@ -55,8 +55,8 @@ class AdmissionControl:
         return len(self._by_rank)
 
     def start(self, request: Request, n_cached: int, now: float) -> None:
-        """Record that the request starts to run. Admits its program if that is new. A request without a program does
-        not count: no other request follows it."""
+        """Record that the request starts to run. Admits its program if that is not admitted yet. Ignores a request
+        without a program: no other request follows it."""
         if request.serial < 0:
             return
         program = self._programs.get(_key(request))
@@ -123,7 +123,7 @@ class StepTime:
 
     @property
     def free_rows(self) -> float:
-        """How many rows cost as much as the fixed part of a step. Below that, one more row costs next to nothing."""
+        """How many rows together cost as much as the fixed part of a step."""
         return max(1.0, min(self._cost.step(0, 0) / self._cost.per_row, 1000.0))
 
 

@@ -35,7 +35,7 @@ class KVHintReceiver:
         return sum(self._n_bytes.values())
 
     def take(self, order: KVHintOrder, now: float) -> None:
-        """Apply an order. now: seconds, on the clock of plans. Ids that are not whole int32 are ignored."""
+        """Apply an order. now: seconds, on the clock of plans. An order whose ids are not whole int32 is ignored."""
         if isinstance(order, Release):
             self._release(order.hold)
         elif len(order.ids) % 4 == 0:

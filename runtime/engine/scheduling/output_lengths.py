@@ -32,7 +32,8 @@ class OutputLengths:
 
 
 class _LengthClass:
-    """A histogram of lengths with four bins per octave: the count and the sum of outputs in each bin or above it."""
+    """A histogram of output lengths with four bins per octave. For each bin, it has the number and the total length of
+    the outputs in this bin and all higher ones."""
 
     def __init__(self) -> None:
         self._n, self._sum = [0.0] * _N_BINS, [0.0] * _N_BINS

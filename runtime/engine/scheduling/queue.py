@@ -314,8 +314,8 @@ class Queue:
         return request.program.has_ended and self.end_program(request.run.client, request.serial)
 
     def end_program(self, client: int, serial: int) -> bool:
-        """Record that a program will send no more requests. Its account is forgotten with its last request. Returns
-        whether it has no request now."""
+        """Record that a program will send no more requests. Its account is deleted when its last request ends. Returns
+        whether the program has no requests now."""
         if (account := self._programs.get((client, serial))) is None:
             return True
         account.has_ended = True

@@ -1,8 +1,8 @@
 """One generation in the engine, and what a step passes between scheduler and model. No torch.
 
 A request has no phase, only counts: of its `n_total` tokens, `n_computed` have their keys and values in its pages, and
-a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree are this one case. A step
-that reaches the last token also samples the next one."""
+a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree differ in nothing else. A
+step that reaches the last token also samples the next one."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Request:
     short."""
 
     def __init__(self, run: Run, max_total: int, guide: Guide | None = None, end_ids: tuple[int, ...] = ()) -> None:
-        """max_total: the n_total at which the length limit ends it. guide: the state of its constraint. end_ids: stop
-        ids that are not text, which the guide's masks leave to the engine."""
+        """max_total: the n_total at which the length limit ends the request. guide: the state of its constraint.
+        end_ids: stop ids that are not text, which the engine adds to the guide's masks."""
         self.rid, self.run, self.sampling = run.rid, run, run.sampling
         self.max_total, self.guide, self.end_ids = max_total, guide, end_ids
         self.ids = array("i", run.ids)
@@ -197,7 +197,7 @@ class Plan(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """Rows without drafts."""
+        """How many rows the step has, without drafts."""
         return sum(work.n_new for work in self.works)
 
 

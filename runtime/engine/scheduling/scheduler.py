@@ -177,7 +177,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan | None:
         """Plan the next step; None: there is nothing to do. Claims and evicts pages and retracts requests; `commit`
-        changes token counts. If None, page moves that were ordered stay in the cache. now: seconds; only differences
+        changes token counts. If there is no plan, ordered page moves stay in the cache. now: seconds; only differences
         count."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a single request might not fit
@@ -272,9 +272,9 @@ class Scheduler:
         return works, self._start_waiting(works, rows, now)
 
     def _in_turn(self, decodes: list[Request], n_beside: int) -> list[Request]:
-        """The decodes that get a row in this step. If several clients decode, each gets n_beside rows, or as many as
-        the client with the fewest decodes has, so a client with many decodes does not hold up the others. A client's
-        decodes take turns."""
+        """The decodes that get a row in this step. If several clients decode, a client gets at most n_beside rows, or
+        the number of decodes of the client with the fewest, if that is more, so a client with many decodes does not
+        hold up the others. A client's decodes take turns."""
         if len(decodes) <= n_beside or self.waiting.n_clients == 1 or len(clients := _by_client(decodes)) == 1:
             return decodes
         n_rows = max(n_beside, min(map(len, clients.values())))
@@ -570,7 +570,8 @@ class Scheduler:
         request.extend(forced[:n])
 
     def _finish_if_complete(self, request: Request) -> bool:
-        """Finish a request whose output is complete (nothing can follow) or has reached its maximum length."""
+        """Finish a request if its output is complete (nothing can follow) or has its maximum length. Returns whether
+        the request was finished."""
         if request.guide is not None and request.guide.must_stop:
             self._finish(request, "stop")
         elif request.n_total == request.max_total and request.n_out:
@@ -605,8 +606,8 @@ class Scheduler:
         return step, failed
 
     def _publish(self, request: Request) -> None:
-        """Put newly computed tokens into the tree. Prompt tokens are published at once, because other requests may wait
-        for them; output tokens page by page."""
+        """Put newly computed tokens into the tree. Prompt tokens are published after each step, because other requests
+        may wait for them; output tokens when a page is full."""
         n, page = request.n_computed, self.cache.page
         is_prompt = request.n_published < request.n_submitted
         assert request.lease is not None
@@ -693,7 +694,7 @@ class Scheduler:
         return self.counts | self.drafting.stats() | now
 
     def check(self) -> None:
-        """Check every invariant of the scheduler and of its cache. Raises AssertionError for one that does not hold."""
+        """Check every invariant of the scheduler and of its cache. Raises AssertionError if one does not hold."""
         requests, running, waiting = self.requests, self.running, self.waiting
         check_cache(self.cache)
         self.drafting.check(set(requests))

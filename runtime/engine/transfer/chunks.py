@@ -82,7 +82,7 @@ class Chunks:
         os.close(self.wake)
 
     def _serve(self) -> None:
-        """Answers requests, on a thread of its own."""
+        """Answer requests. Runs on a separate thread."""
         socket = self._socket
         while not self._is_closing:
             if not socket.poll(_POLL_MS):
@@ -94,7 +94,7 @@ class Chunks:
         socket.close(0)
 
     def _chunk(self, asked: bytes) -> bytes:
-        """The requested bytes; b"": this engine does not have them, or no longer has them."""
+        """Return the requested bytes. b"": this engine does not have them, or no longer has them."""
         if len(asked) != _ASKED.size:
             return b""
         name, number, offset, length = _ASKED.unpack(asked)

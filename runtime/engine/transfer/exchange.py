@@ -46,7 +46,7 @@ from banyan.runtime.protocol.wire import (
 )
 
 PIECE = 4 << 20
-"""Bytes that are copied at once: less than 1 ms."""
+"""Bytes of a piece, which are copied in less than 1 ms."""
 FIRST_RID = 1 << 62
 """The rids of requests that compute prefixes for exports start here. The server's own rids are lower."""
 
@@ -58,8 +58,8 @@ class RunsRequests(Protocol):
 
 
 class _Exporting:
-    """A pull, in the engine that sends the pages. until: the time at which the engine gives it up. n_done: pages that
-    are copied. buffer: set while pages are copied, and until EndPull."""
+    """A pull, in the engine that sends the pages. until: the time at which the engine gives it up. n_done: pages copied
+    so far. buffer: set while pages are copied, and until EndPull."""
 
     def __init__(self, export: Export, until: float) -> None:
         self.export, self.until = export, until

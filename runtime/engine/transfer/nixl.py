@@ -99,7 +99,8 @@ class _NixlRead(ThreadRead):
     def __init__(
         self, nixl: Nixl, peer: str | bytes, address: int, expected: bytes, target: Buffer, n_bytes: int
     ) -> None:
-        """expected: the buffer's first bytes as long as it has the content that was described."""
+        """expected: the `head` of the buffer while it has the described content; another `head` means that the content
+        was overwritten."""
         self._nixl, self._peer, self._address, self._expected, self._target = nixl, peer, address, expected, target
         super().__init__(target.memory[:n_bytes], nixl.wake, "banyan-kv-nixl")
 

@@ -1,9 +1,9 @@
 """Moving the bytes of pages from one engine to another: the interface of a transport, and shared memory on one host.
 
-An engine copies pages into a buffer, and tells with `describe` where the buffer is. Its memory is registered once and
-used again: faulting in 112 MiB of new memory takes 100 ms of CPU, and a copy only 15 ms. So a buffer may be filled
-with other pages while a peer still reads it. To detect that, the owner changes a number at the buffer's start before it
-writes, and a reader compares the number after it has read (a seqlock).
+An engine copies pages into a buffer, and tells with `describe` where the buffer is. A buffer's memory is registered
+once and used again: faulting in 112 MiB of new memory takes 100 ms of CPU, and a copy only 15 ms. So a buffer may be
+filled with other pages while a peer still reads it. To detect that, the owner changes a number at the buffer's start
+before it writes, and a reader compares the number after it has read (a seqlock).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def head(name: bytes, number: int) -> bytes:
 
 
 class Buffer:
-    """Registered memory. memory: what peers read. number: the number of its present content. address: the address of
+    """Registered memory. memory: what peers read. number: the number of its current content. address: the address of
     its head in this process. before_close: called before the memory is released."""
 
     def __init__(self, n_bytes: int) -> None:
@@ -135,12 +135,12 @@ class TransferRead(Protocol):
 
 
 class ThreadRead:
-    """A TransferRead that copies a peer's buffer, on a thread of its own. Subclasses define `_fetch`, and `_release` if
+    """A TransferRead that copies a peer's buffer on a separate thread. Subclasses define `_fetch`, and `_release` if
     the memory must be given back."""
 
     def __init__(self, memory: memoryview, wake: int, name: str) -> None:
         """memory: where the bytes go. wake: an eventfd that is written when the read has ended. name: of the thread,
-        which starts at once."""
+        which is started here."""
         self._memory, self._wake, self._lock = memory, wake, threading.Lock()
         self._is_closed = self._has_ended = False
         self._error = ""
@@ -187,7 +187,7 @@ class Transport(Protocol):
     """One way to move pages between engines."""
 
     def describe(self, buffer: Buffer) -> str:
-        """Where peers find the present content of a buffer; "": they cannot read it over this transport."""
+        """Where peers find the current content of a buffer; "": they cannot read it over this transport."""
 
     def read(self, place: str, n_bytes: int) -> TransferRead | None:
         """Begin to read the content that a peer described as `place`. None: this transport cannot reach that place.
@@ -258,7 +258,7 @@ class SharedMemory:
 
 
 class _MappedRead:
-    """A buffer that is mapped: its bytes are there at once."""
+    """A read of a mapped buffer, whose bytes can be used immediately."""
 
     def __init__(self, mapped: mmap.mmap, head: bytes, n_bytes: int) -> None:
         self._map, self._head, self._n_bytes = mapped, head, n_bytes
