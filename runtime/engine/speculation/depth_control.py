@@ -45,7 +45,8 @@ FIRST_RATE, FIRST_OTHER_RATE = 0.7, 0.2
 another drafter's token."""
 TRUST = 1.0  # weight of the rate of a kind, in tokens of the request's own record
 MEMORY, LONG_MEMORY = 0.9, 0.998
-"""Factors by which a request's own record and a kind's record fade with each judged draft."""
+"""With each judged draft, the counts of a request's own record are multiplied by MEMORY, those of a kind's record by
+LONG_MEMORY, before the draft is added."""
 MAX_CREDIT = 4
 """The most right tokens that one draft counts for, if all its tokens are uncertain. Otherwise one long draft would
 dominate the rate."""
@@ -57,7 +58,7 @@ MAX_PAUSE = 32
 """Most steps in which no drafter is asked about a request. `can_skip` may add as many, so that steps can be planned
 ahead."""
 RARE_HITS = 0.05
-"""If a smaller share of all asks led to a draft, pauses are twice as long and a new request starts with one."""
+"""If a smaller share of all asks led to a draft, pauses are twice as long, and a new request starts with a pause."""
 RECENT = 0.04  # weight of one ask in that share, and of one step in the mean length of drafts
 DEPTHS = (1, 2, 3, 4, 6, 8)
 MAX_PROMPT_ROWS = 4
@@ -74,7 +75,8 @@ class AcceptanceRate:
         self.n_judged, self.n_right = n_judged, n_right
 
     def add(self, n_right: int, is_whole: bool, memory: float) -> None:
-        """Add a draft of which n_right tokens were right. is_whole: none was wrong."""
+        """Add a draft of which n_right tokens were right. is_whole: none was wrong. memory: factor on the counts so
+        far."""
         self.n_judged = memory * self.n_judged + n_right + (not is_whole)
         self.n_right = memory * self.n_right + n_right
 
@@ -84,7 +86,7 @@ class AcceptanceRate:
 
 
 class _DraftHistory:
-    """One request's record, and its proposals for the present step."""
+    """One request's record, and its proposals for the current step."""
 
     def __init__(self, n_drafters: int, max_length: int, n_misses: int) -> None:
         self.own = [AcceptanceRate() for _ in range(n_drafters)]
@@ -125,8 +127,8 @@ class DepthController:
             [[AcceptanceRate(TRUST, TRUST * first) for _ in range(d.n_kinds)] for d in drafters]
             for first in (FIRST_RATE, FIRST_OTHER_RATE)
         )
-        self._hit_rate = 1.0  # the share of asks that led to a draft; fades
-        self._mean_length = 0.0  # draft tokens per request that samples, in steps with room for them; fades
+        self._hit_rate = 1.0  # the share of asks that led to a draft; recent ones weigh more
+        self._mean_length = 0.0  # mean draft tokens of a sampling request, in recent steps with room for them
         self._allowance = [0.0] * len(self.drafters)  # drafter -> seconds that it may spend although it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted
         self.n_failures = dict.fromkeys(self.counts, 0)
@@ -195,8 +197,8 @@ class DepthController:
             self.cost.note(n_works, n_extra, seconds)
 
     def _max_tokens(self, request: Request) -> int:
-        """How many tokens may be proposed for the request; 0: no drafter is asked. Counts a miss, which `_add_draft`
-        resets."""
+        """How many tokens may be proposed for the request; 0: no drafter is asked. Counts the ask as a miss;
+        `_add_draft` sets the count to 0 if it adds a draft."""
         n = min(self.max_depth, request.max_total - request.n_total - 1)
         if n <= 0:
             return 0
@@ -309,7 +311,7 @@ class DepthController:
         return [(*asks[i][:2], 1)]
 
     def _threshold(self, trees: Sequence[list[DraftBranch]], n_draws: int, seconds: float) -> float:
-        """The probability down to which draft tokens are computed. 0.0: none are."""
+        """The least probability with which a draft token is worth computing. 0.0: no token is."""
         best, best_rate = 0.0, MIN_SPEEDUP * n_draws / seconds
         for threshold in LEVELS:
             n_tokens, n_rows = float(n_draws), 0
@@ -328,8 +330,7 @@ class DepthController:
 
         The most likely branch is extended to its end if two things hold. First, the drafter proposed fewer tokens than
         the limit n, so it has no more to propose. Second, p * share > (1 - p) * cost of the extra rows, where p is the
-        probability that the whole branch is right, and share is the time of the step, in seconds, that is saved if it
-        is.
+        probability that the whole branch is right, and share is the step's seconds per output token without drafts.
         """
         lengths = [branch.length(threshold) for branch in branches]
         first = branches[0]

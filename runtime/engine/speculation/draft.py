@@ -22,8 +22,8 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 
 class Proposal(NamedTuple):
     """One proposed chain. kind: how the drafter found it, 0 .. Drafter.n_kinds - 1; acceptance is measured per kind.
-    uncertain: ascending indexes of the tokens that may be wrong, where each other token follows from the tokens before
-    it; None: any token may be wrong."""
+    uncertain: ascending indexes of the tokens that may be wrong; each other token is right if all tokens before it are.
+    None: any token may be wrong."""
 
     tokens: Sequence[int]
     kind: int = 0
@@ -36,8 +36,8 @@ class PagesLost(Exception):
 
 class Drafter:
     """Proposes continuations of outputs. cost: for a drafter that runs a model, the seconds of one pass as a function
-    of the numbers of requests and of rows to catch up with; such a drafter is asked only when that pays. None: a
-    proposal costs next to nothing."""
+    of the numbers of requests and of rows to catch up with; such a drafter is asked only if that is expected to save
+    time. None: a proposal costs next to nothing."""
 
     name: str
     n_kinds: int
@@ -134,8 +134,8 @@ def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]
 
 
 def slot_moves(request: Request, parents: Sequence[int], path: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The moves of KV for accepted tokens that were not computed in their final slots: (source slots, destination
-    slots); slots of windowed layers as ~slot. The KV must be moved before the next step."""
+    """Return the moves of KV for accepted tokens that were not computed in their final slots: (source slots,
+    destination slots). A slot of windowed layers is written ~slot. The KV must be moved before the next step."""
     if not parents or path == list(range(len(path))):
         return []
     end = request.n_total

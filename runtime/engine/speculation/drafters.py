@@ -39,8 +39,9 @@ class DraftSource(NamedTuple):
 
 
 def find(config: Config, large: Path) -> DraftSource | None:
-    """Look up `Config.draft_model`; None if it names none. Raises ConfigError if its tokenizer differs from the large
-    model's, and what `spec.resolve` and `heads.kind_of` raise."""
+    """Find the draft model or head that `Config.draft_model` names. Returns None if the option is empty. Raises
+    ConfigError if the model cannot draft for the large one, for example because its tokenizer differs, and what
+    `spec.resolve` and `heads.kind_of` raise."""
     if not config.draft_model:
         return None
     if config.draft_model.startswith(EARLY_EXIT):

@@ -96,5 +96,5 @@ class MedusaDrafter(Drafter):
 
 
 def _has_features(request: Request) -> bool:
-    """Whether all tokens but the last have a hidden state, and at least one has. No step has computed the last yet."""
+    """Whether all tokens but the last have hidden states, and there is such a token. The last is not computed yet."""
     return 0 < request.n_computed == request.n_total - 1

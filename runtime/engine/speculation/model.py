@@ -1,9 +1,9 @@
 """The drafter that runs a smaller model with the same tokenizer.
 
 Like the large model, it is batched over requests. It uses the same page tables: a slot of a page stands for the same
-token in the pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For
-each page whose KV it has computed, the drafter remembers a digest of the text from its start to the end of the page.
-Missing KV is computed as a chunk when it is needed. Wrong KV would only make a bad draft.
+token in the pools of both models. But the small model is only run where that saves time, so it skips parts of the text.
+For each page whose KV it has computed, the drafter remembers a digest of the text from its start to the end of the
+page. Missing KV is computed as a chunk when it is needed. Wrong KV would only make a bad draft.
 
 When tokens are sampled, the small model uses the random numbers of the same positions: if both models agree on the
 distribution, they agree on the token. For greedy requests it proposes its best tokens, and chains in which one of the
@@ -207,8 +207,8 @@ class ModelDrafter(Drafter):
 
     def _forward(self, ids: Sequence[int], q_lens: Sequence[int], kv_lens: Sequence[int],
                  pages: Sequence[Sequence[int]], n_texts: Sequence[int]) -> Tensor:  # fmt: skip
-        """One forward pass: the logits of each request's last row. n_texts: for each request, how many of its tokens
-        belong to the text, not to a draft."""
+        """Run one forward pass. Returns the logits of each request's last row. n_texts: for each request, how many of
+        its tokens belong to the text, not to a draft."""
         shape = ragged(q_lens, kv_lens, pages, self._page, self._device, chunk=self._network.spec.chunk)
         # The small model may have fewer tokens than the large one. A token that it lacks is replaced by another, whose
         # wrong KV only makes a bad draft.

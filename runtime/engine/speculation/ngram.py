@@ -17,7 +17,7 @@ STRIDE = 8
 """A text is indexed again after this many new tokens, because a numpy call costs as much for one token as for a
 hundred."""
 INDEX_SIZE = 1 << 21
-"""Entries of the index. All requests share it, each with its own salt, so that one call indexes many."""
+"""Entries of the index. All requests share it, each with its own salt, so that one call indexes many texts."""
 
 
 class _NgramText:

@@ -18,8 +18,8 @@ _NO_TOKEN = 1 << 32  # stands before the start of a text
 
 
 class Piece(NamedTuple):
-    """A part of a text to index: for each i in start .. stop, the n-grams that end just before ids[i] get the number
-    base + i, under each of the salts. 0 <= base + i < 2^63 - 1."""
+    """A part of a text to index: for each i in start .. stop, the n-grams that end with ids[i - 1] are mapped to the
+    number base + i, under each of the salts. 0 <= base + i < 2^63 - 1."""
 
     ids: array[int]
     start: int
@@ -61,9 +61,9 @@ class NgramIndex:
                 yield numbers[(value + salt * factor & _WORD) >> shift] - 1
 
     def put(self, pieces: Sequence[Piece]) -> None:
-        """Index all pieces, later ones over earlier ones. All have the same number of salts. The n-grams that begin
-        before a piece's first token are hashed over whatever comes before it in the joined array: leaving them out
-        would cost more than the few lookups that find one and fail the caller's comparison."""
+        """Index all pieces, later ones over earlier ones. All have the same number of salts. An n-gram that begins
+        before the copied part of its text is hashed with tokens of the previous piece, so its entry is useless. To
+        leave such entries out would cost more than the few lookups that find one, which the caller then rejects."""
         longest = self.orders[0]
         joined, lengths, numbers = array("i", bytes(longest * array("i").itemsize)), list[int](), list[int]()
         for ids, start, stop, _, base in pieces:

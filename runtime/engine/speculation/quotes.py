@@ -37,8 +37,8 @@ N_NEAR, N_READ = 1024, 128
 learned from. N_READ: most positions of an output at which a quote is looked for. In the worst case, learning takes
 2 ms."""
 FIRST_RATE, MEMORY, MIN_RATE, RARELY = 0.7, 0.8, 0.5, 32
-"""FIRST_RATE: the initial acceptance rate of a key's quotes. MEMORY: the factor by which the rate fades with each
-quote. Below MIN_RATE, only every RARELY-th lookup proposes a quote."""
+"""FIRST_RATE: the initial acceptance rate of a key's quotes. MEMORY: the weight of the old rate when a quote is judged.
+Below MIN_RATE, only every RARELY-th lookup proposes a quote."""
 RECENT, SELDOM, EVERY = 0.05, 0.2, 8
 """RECENT: the weight of one request in the share of requests for which a proposed quote was right. If that share is
 below SELDOM, only every EVERY-th request is learned from: learning takes as long as a few rows of a small model."""
@@ -116,7 +116,7 @@ class QuoteIndex:
     """The rules learned from all texts, separate for each namespace."""
 
     def __init__(self) -> None:
-        self._use = 2 * SELDOM  # the share of requests for which a proposed quote was right; fades
+        self._use = 2 * SELDOM  # the share of recent requests for which a proposed quote was right
         self._n_texts = 0
         self._rules: OrderedDict[tuple[bytes, bytes], RuleSet] = OrderedDict()
         self._plain: npt.NDArray[np.int32] | None = None
@@ -240,8 +240,7 @@ class QuoteIndex:
         return out, uncertain
 
     def find(self, last: array[int], state: QuoteState, namespace: bytes, min_rate: float = MIN_RATE) -> Quote | None:
-        """Find the quote from its prompt with which a text may continue after the tokens `last`; None: no rule
-        matches."""
+        """Find the quote from the prompt that may follow `last`, the last tokens of a text. None: no rule matches."""
         for n in (N_KEY, N_KEY - 1):
             rules = self._rules.get((namespace, last[-n:].tobytes()))
             if rules is None or not rules.is_worth(min_rate):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TRUST = 0.5  # how many steps the prior is worth
-MEMORY = 0.99  # factor by which older steps fade with each new one: a memory of about a hundred steps
+MEMORY = 0.99  # factor on the weight of older steps at each new one: about a hundred steps count
 SURPRISE = 2.0
 """A step that took longer than this multiple of the expected time was held up, and counts as this multiple."""
 UPWARDS = 0.2
@@ -14,7 +14,7 @@ WARM, SELDOM = 64, 4  # after WARM steps, only every SELDOM-th step without extr
 
 class Cost:
     """seconds = a + b * n_requests + c * n_extra, where n_extra is the number of rows beyond one per request. Fitted by
-    least squares of the relative error with fading weights, and kept near the prior until there is evidence."""
+    least squares of the relative error. Older steps weigh less; the prior prevails while there are few steps."""
 
     def __init__(self, a: float = 16.0, b: float = 1.0, c: float = 1.0) -> None:
         """a, b, c: the prior, in any unit; the first `note` scales it."""
@@ -24,7 +24,7 @@ class Cost:
 
     @property
     def is_warm(self) -> bool:
-        """Whether it is fitted to enough steps."""
+        """Whether enough steps were measured for the fit."""
         return self._n > WARM
 
     @property

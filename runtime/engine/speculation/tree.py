@@ -24,7 +24,7 @@ ORDERS = (16, 6, 3)
 role marker, which all turns share, into the question."""
 STRIDE, MAX_PENDING = 32, 1 << 13
 """STRIDE: a running text is queued for the index after this many new tokens. MAX_PENDING: most queued tokens of all
-texts. An index update takes 0.1 ms for few tokens as for many. Ended texts are queued until the next proposal."""
+texts. An index update takes 0.1 ms, whether for few or many tokens. Ended texts are queued until the next proposal."""
 QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
 """The kinds of matches of all n-grams but the longest. A quote is more likely to be right than these."""
@@ -36,7 +36,7 @@ _N_BITS = 24  # lower bits of an index number: the position in the text. Tokens 
 
 
 class _TreeText(NamedTuple):
-    """Token `base + i` of a text is ids[i]. The ids of a running text grow."""
+    """A text that drafts are copied from. ids: its tokens from position `base` on; those of a running text grow."""
 
     ids: array[int]
     base: int
@@ -57,7 +57,7 @@ class _Reader:
 
 class TreeDrafter(Drafter):
     """See `draft.Drafter`. A proposal's kind is the index in ORDERS of the n-gram's length, plus len(ORDERS) if the
-    n-gram was found only among the texts of all programs; or QUOTED."""
+    n-gram was not found in texts of the same program; or QUOTED."""
 
     name = "tree"
     n_kinds = QUOTED + 1
