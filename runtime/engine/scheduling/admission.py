@@ -2,7 +2,7 @@
 
 An admitted program needs its text in the tree again when its tool has answered. If more programs are admitted than fit,
 each evicts what another needs next (Denning, The working set model for program behavior, 1968). So a request that would
-evict the texts of older programs is held back, unless the batch gets too small or it has waited too long."""
+evict the texts of older programs is held back, unless the batch gets too small or the request has waited too long."""
 
 from __future__ import annotations
 

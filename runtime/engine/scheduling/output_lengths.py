@@ -57,8 +57,9 @@ def _bin(n: int) -> int:
 
 
 class Growth(NamedTuple):
-    """The expected future of a running request. n_left: tokens it will still get. n_room: tokens that fit into the
-    pages it holds. n_own: pages that become free when the request ends, including those that it will still claim."""
+    """The expected future of a running request. n_left: tokens it will still get. n_room: further tokens that fit into
+    the pages it holds. n_own: pages that become free when the request ends, including those that it will still
+    claim."""
 
     n_left: int
     n_room: int

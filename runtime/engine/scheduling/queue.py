@@ -8,10 +8,10 @@
     fcfs   first come, first served
 
 In all of them a higher priority goes first, and among equal priorities an earlier deadline. dfs and fair also divide
-tokens evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its prefixes are
-used while they are cached, then the client with the fewest tokens gets it. A client that returns after a pause gets no
-credit for the pause; if it was ahead of the others before, it still is. (Sheng et al., Fairness in serving large
-language models, 2024; Cao et al., Locality-aware fair scheduling, 2025.)
+tokens evenly among clients that have work: a client keeps its turn for at least a quantum of tokens, so that its
+prefixes are used while they are cached, then the client with the fewest tokens gets it. A client that returns after a
+pause gets no credit for the pause; if it was ahead of the others before, it still is. (Sheng et al., Fairness in
+serving large language models, 2024; Cao et al., Locality-aware fair scheduling, 2025.)
 
 Every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer than PATIENCE and much
 longer than is usual now, so none starves."""
@@ -87,8 +87,8 @@ class _ProgramQueue:
     def place(self) -> _Place:
         """The sort key among the programs of one client: (deadline, level, serial number), smallest first. deadline:
         that of its first request. level: 0 without is_fair; else the number of bits of n_served // QUANTUM, where
-        n_served is the number of tokens computed for the program, so each doubling adds one. The key decreases only
-        when a request is added before the others."""
+        n_served is the number of tokens computed for the program, so each doubling of n_served adds one. The key
+        decreases only when a request is added before the others."""
         level = (self.account.n_served // QUANTUM).bit_length() if self.is_fair else 0
         return self.requests[0].run.deadline or inf, level, self.serial
 
@@ -113,7 +113,8 @@ class _PriorityQueue:
         self.turn_end = 0
 
     def next_client(self) -> _ClientQueue:
-        """The client whose turn it is. After a quantum the turn passes to the client with the fewest tokens."""
+        """Return the client whose turn it is. A turn goes to the client with the fewest tokens, and ends when this
+        client is a quantum ahead of the one that then had the second fewest."""
         clients, turn = self.clients, self.turn
         if len(clients) == 1:
             return next(iter(clients.values()))

@@ -3,8 +3,8 @@ messages give the same plans.
 
 A plan first gives each decode its token, then gives chunks of prompts what is left of the token budget, then starts
 waiting requests with the rest. A request whose prefix is being computed by another one right now waits until that
-prefix is in the tree, so n requests with the same new prefix cost one prefill. If token counts alone suffice, a step is
-planned while the previous one is being computed (`plan_ahead`).
+prefix is in the tree, so n requests with the same new prefix cost one prefill. If a plan depends on token counts alone,
+a step is planned while the previous one is being computed (`plan_ahead`).
 
 When pages run out, the running request of the last rank is retracted (preempted): its lease is closed and it queues
 again with all its tokens. The first in rank always makes progress, and a single request always fits (`take` refuses
@@ -60,9 +60,9 @@ class PromptRows:
     """The rows (tokens) that prompts may take in one step.
 
     budget    rows for all prompts
-    n_beside  limit for a client that is over QUANTUM tokens ahead of another client that decodes in the step: rows of
-              its own decodes plus all rows of prompts. They cost less than the fixed part of a step, so the time
-              between two tokens of the other client at most doubles
+    n_beside  limit for a client that has had over QUANTUM tokens more than another client that decodes in the step: the
+              rows of its own decodes and of all prompts. So many rows cost less than the fixed part of a step, so the
+              time between two tokens of the other client at most doubles
     decodes   the works of the step that decode; () if all requests are of one client
     has_whole_images  rows that reach into an image are extended to its end, even beyond the budget
     """
