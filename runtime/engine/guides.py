@@ -147,7 +147,7 @@ class Guides:
         yield from (guided.run for guided in self._ready)
 
     def abort(self, rid: int) -> Run | None:
-        """Remove a Run that waits here and return it; None if it does not wait here."""
+        """Remove the Run if it waits for its guide, and return it; None if it does not wait."""
         for runs in self._waiting.values():
             if run := next((run for run in runs if run.rid == rid), None):
                 runs.remove(run)

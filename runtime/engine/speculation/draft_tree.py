@@ -118,8 +118,8 @@ class DraftTokens(NamedTuple):
 
 
 def flatten(branches: Sequence[DraftBranch], counts: Sequence[int]) -> DraftTokens:
-    """Put the first `counts` tokens of each branch into one draft. The most likely branch comes first, because the KV
-    of its tokens then needs no move when they are accepted."""
+    """Put the first counts[i] tokens of each branch i into one draft. The most likely branch comes first, because the
+    KV of its tokens then needs no move when they are accepted."""
     if not any(counts[1:]):
         tokens = array("i", branches[0].tokens[: counts[0]])
         return DraftTokens(tokens, [], [branches[0].chain.drafter] * len(tokens))

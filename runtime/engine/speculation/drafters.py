@@ -28,7 +28,7 @@ DraftModel = load.Model | heads.Eagle | heads.Medusa
 
 
 class DraftSource(NamedTuple):
-    """What `Config.draft_model` names, before its weights are read. kv_elements: numbers that it stores per token.
+    """What `Config.draft_model` names, before its weights are read. kv_elements: elements of K and V per token.
     n_layers: how many layers of the large model an early exit runs."""
 
     path: Path

@@ -78,7 +78,7 @@ class MedusaDrafter(Drafter):
 
     @torch.inference_mode()
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
-        """Run all heads once for all requests, whatever the depth."""
+        """Run all heads once for all requests, whatever the limits are."""
         start = self._stopwatch()
         slots = torch.tensor([request.slot(request.n_total - 2) for request, _ in asks], device=self._features.device)
         best = self._head(self._features[slots]).topk(2).indices.permute(1, 0, 2).tolist()  # [n, n_heads, 2]

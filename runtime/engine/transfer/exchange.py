@@ -354,8 +354,8 @@ class KVExchange:
             one.lease.close()
 
     def clear_wake(self) -> None:
-        """Make `wake` unreadable until a read ends. Called before `work`, which polls the reads; a read that was closed
-        is not polled."""
+        """Make `wake` unreadable until a read ends. Called before `work`, which polls all reads, so no end of a read is
+        missed."""
         if self.wake is not None:
             with suppress(BlockingIOError):
                 os.eventfd_read(self.wake)

@@ -211,8 +211,8 @@ def this_host() -> str:
 
 
 class SharedMemory:
-    """Memory of another process on the same host, found by its process and file descriptor. It has no name in a file
-    system, so nothing is left behind however its owner ends."""
+    """The transport over memory of another process on the same host, found by process id and file descriptor. The
+    memory has no name in a file system, so nothing is left behind, however its owner ends."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._host = clock, this_host()
