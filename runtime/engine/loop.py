@@ -341,7 +341,7 @@ class EngineLoop:
         return out
 
     def _events(self) -> wire.TreeEvents | None:
-        """What the tree has stored and evicted since the last call; None: nothing."""
+        """Return what the tree has stored and evicted since the last call; None: nothing."""
         assert self._next_event is not None
         page = self._listen().since(self._next_event)
         self._next_event = page.next

@@ -71,24 +71,24 @@ class ModelRunner:
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,
                 adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
-        """See `Model.forward`."""
+        """Like `Model.forward`."""
         arguments = ids, positions, ragged, self.store.kv, rows
         return self.model.forward(*arguments) if adapted is None else self.model.forward(*arguments, adapted)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """See `KVPool.move`."""
+        """Like `KVPool.move`."""
         self.store.move(moves)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """See `KVPool.copy`."""
+        """Like `KVPool.copy`."""
         self.store.copy(copies)
 
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """See `KVPool.copy_slots`."""
+        """Like `KVPool.copy_slots`."""
         self.store.copy_slots(paths)
 
     def load(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
-        """See `KVPool.load`."""
+        """Like `KVPool.load`."""
         self.store.load(pages, memory, first, n_pages)
 
 

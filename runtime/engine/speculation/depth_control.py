@@ -134,7 +134,7 @@ class DepthController:
         self.n_failures = dict.fromkeys(self.counts, 0)
 
     def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
-        """See Drafter.set_vocabulary."""
+        """Call `set_vocabulary` of all drafters."""
         self._tell_all(lambda drafter: drafter.set_vocabulary(spelling, control))
 
     # ---- plan ------------------------------------------------------------------------------------------------------

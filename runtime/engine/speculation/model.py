@@ -60,7 +60,8 @@ class _DraftTurn:
 
 
 class ModelDrafter(Drafter):
-    """See `draft.Drafter`. Kind 0: the chain of best tokens. Kind 1: a chain that ends in a second best token."""
+    """Runs a smaller model; see the module. Proposes the chain of its best tokens (kind 0), and chains that end in a
+    second best token (kind 1)."""
 
     name = "model"
     n_kinds = 2

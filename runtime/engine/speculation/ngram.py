@@ -30,7 +30,7 @@ class _NgramText:
 
 
 class NgramDrafter(Drafter):
-    """See `draft.Drafter`. A proposal's kind is the index in ORDERS of the n-gram's length."""
+    """Copies from the request's own text. A proposal's kind is the index in ORDERS of the n-gram's length."""
 
     name = "ngram"
     n_kinds = len(ORDERS)

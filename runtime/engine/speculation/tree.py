@@ -56,8 +56,8 @@ class _Reader:
 
 
 class TreeDrafter(Drafter):
-    """See `draft.Drafter`. A proposal's kind is the index in ORDERS of the n-gram's length, plus len(ORDERS) if the
-    n-gram was not found in texts of the same program; or QUOTED."""
+    """Copies from other texts; see the module. A proposal's kind is the index in ORDERS of the n-gram's length, plus
+    len(ORDERS) if the n-gram was not found in texts of the same program; or QUOTED."""
 
     name = "tree"
     n_kinds = QUOTED + 1
