@@ -1,10 +1,10 @@
 """Compiles regexes and choices with outlines_core into automata over bytes.
 
-outlines_core builds one kind of index: a regex over a vocabulary. Over a vocabulary of the 256 bytes this is a plain,
-small DFA. Version 0.2.14 needs two workarounds. It returns the first match of an unanchored search, which loses the
-longer of two alternatives: so the pattern ends in `\\z`. And it drops everything after a matching state and also builds
-the unanchored automaton, which explodes: so the pattern begins with a marker character that nothing else in it can
-match, and our automaton starts after the marker.
+outlines_core builds one kind of index: of a regex over a vocabulary. With the 256 bytes as the vocabulary, the index is
+a plain, small DFA. Version 0.2.14 needs two workarounds. It returns the first match of an unanchored search, which
+loses the longer of two alternatives: so the pattern ends in `\\z`. It also drops everything after a matching state, and
+builds the unanchored automaton too, which can be huge: so the pattern begins with a marker character that nothing else
+in it can match, and our automaton starts after the marker.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ESCAPE = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|[xuU](?:\{[0-9A-Fa-f]+\}|[0-9A-F
 Transitions = npt.NDArray[np.int32]
 """[n_states, 256]: the state after each byte, -1 if the byte is not allowed. State 0 is the start."""
 Finals = npt.NDArray[np.bool_]
-"""[n_states]: whether the bytes so far are a complete match."""
+"""[n_states]: whether the bytes that lead to the state are a complete match."""
 
 
 def build_automaton(spec: ConstraintSpec) -> tuple[Transitions, Finals]:
-    """Compile a regex or choices. Raises ConstraintUnsupported for a pattern that only llguidance takes, and
+    """Compile a regex or choices. Raises ConstraintUnsupported for a pattern that needs llguidance, and
     ConstraintTooLarge for an automaton of more than STATES states."""
     pattern = _choices(spec.text) if spec.kind == "choices" else _without_marker(spec.text)
     alphabet = outlines_core.Vocabulary(_END, {bytes([byte]): [byte] for byte in range(256)})
@@ -50,7 +50,7 @@ def build_automaton(spec: ConstraintSpec) -> tuple[Transitions, Finals]:
 
 
 def _tables(start: int, steps: dict[int, dict[int, int]], finals: set[int]) -> tuple[Transitions, Finals]:
-    """The tables of those states that are reachable from `start` and can reach a final state."""
+    """The tables of the states that `start` can reach and that can reach a final state."""
     before: dict[int, list[int]] = {}
     for state, row in steps.items():
         for token, after in row.items():

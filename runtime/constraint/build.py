@@ -1,4 +1,4 @@
-"""Compiles a constraint with the library that it asks for."""
+"""Compiles a constraint with llguidance, or with the library that its `engine` names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def build(spec: ConstraintSpec, vocabulary: Vocabulary) -> CompiledConstraint:
-    """Compile a spec that `canonical` returned. Raises a ConstraintError that says why it cannot be compiled."""
+    """Compile a spec that `canonical` returned. Raises a ConstraintError that says why the spec cannot be compiled."""
     with rust_panics_as(ConstraintCrashed, "the constraint could not be compiled: its compiler panicked"):
         if spec.engine == "outlines_core":
             from banyan.runtime.constraint.dfa import DfaConstraint  # imported here, because it loads outlines_core

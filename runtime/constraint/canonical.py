@@ -15,7 +15,8 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def canonical(spec: ConstraintSpec, is_loose: bool = False) -> ConstraintSpec:
-    """The spec, ready to be compiled: its text is parsed and written again, so that the compiler cannot misread it.
+    """Returns the spec, ready to be compiled: schemas, choices and grammars are parsed and written again, so that the
+    compiler cannot misread them.
 
     is_loose: if the client checks the value, leave out all keywords of a JSON Schema that may be costly.
     Raises a ConstraintError that names what is wrong.

@@ -1,4 +1,4 @@
-"""Guides over a byte automaton. A state's mask is computed once by walking all tokens through it, then copied."""
+"""Guides that walk an automaton over bytes. A state's mask is found by walking all tokens from it, and cached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 ROWS = 16 << 20
-"""Most bytes of masks that one constraint caches."""
+"""The most bytes of masks that one constraint caches."""
 _MAX_FORCED = 64
 """`DfaConstraint.forced` looks at most this many bytes ahead."""
 
@@ -48,7 +48,7 @@ class DfaConstraint:
         return DfaGuide(self)
 
     def walk(self, state: int, text: bytes) -> int:
-        """The state after `text`, -1 if it is not allowed."""
+        """The state after `text`; -1 if `text` is not allowed."""
         for byte in text:
             if state >= 0:
                 state = int(self.next[state, byte])
@@ -65,7 +65,8 @@ class DfaConstraint:
         return self._masks[state]
 
     def _compute(self, state: int) -> Row:
-        """Walks all tokens at once, byte by byte; tokens drop out as soon as a byte is not allowed."""
+        """Computes a mask: walks all tokens in parallel, byte by byte; a token drops out at a byte that is not
+        allowed."""
         allowed = np.zeros(32 * self.vocabulary.n_words, bool)
         first_bytes = np.flatnonzero(self.next[state] >= 0)
         ids = np.concatenate([self._by_first_byte[byte] for byte in first_bytes] or [self._by_first_byte[0][:0]])
@@ -81,8 +82,8 @@ class DfaConstraint:
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def forced(self, state: int) -> list[int]:
-        """The canonical tokens of the bytes that must come next. Stops before the first position at which an allowed
-        token might reach beyond these bytes."""
+        """The canonical tokens of the bytes that must come next, up to the first position at which an allowed token
+        might reach beyond these bytes."""
         if state not in self._forced:
             run, path, at = bytearray(), list[int](), state
             while len(run) < _MAX_FORCED and not self.final[at] and len(b := np.flatnonzero(self.next[at] >= 0)) == 1:
@@ -107,7 +108,7 @@ class DfaConstraint:
 
 
 class DfaGuide(Guide):
-    """A stack of automaton states, one per accepted token."""
+    """A guide that keeps the automaton's state after each accepted token."""
 
     error = ""
 

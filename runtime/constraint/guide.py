@@ -38,17 +38,17 @@ class Guide(ABC):
     @property
     @abstractmethod
     def error(self) -> str:
-        """Why the guide cannot continue: a limit was exceeded, which is never the output's fault. "" if it can
-        continue."""
+        """Why the guide cannot continue, for example because it exceeded a limit; "" if it can. A token that is not
+        allowed is no error."""
 
     @abstractmethod
     def give_up(self, why: str) -> None:
-        """Stop for good: from now on `error` is `why`."""
+        """Stop the guide for good: from now on `error` is `why`."""
 
     @abstractmethod
     def fill(self, out: Row) -> None:
         """Write the mask of the next token. If tokens are forced, only the first of them is allowed. The mask is all
-        zeros only if `must_stop`, or with an `error`."""
+        zeros only if `must_stop` is true or `error` is not empty."""
 
     @abstractmethod
     def accept(self, tokens: Sequence[int]) -> int:
@@ -56,16 +56,17 @@ class Guide(ABC):
 
     @abstractmethod
     def rollback(self, n: int) -> None:
-        """Undo the last n accepted tokens. IndexError if there are fewer."""
+        """Undo the last n accepted tokens. Raises IndexError if fewer were accepted."""
 
     @abstractmethod
     def forced_tokens(self, limit: int) -> list[int]:
         """The tokens that the constraint forces next, at most `limit`. Does not accept them. They are the canonical
-        tokens, which sampling with masks would give too, and stop where a longer token could begin."""
+        tokens of the forced text, as `fill` would allow them one by one, and end where a token that reaches beyond this
+        text could begin."""
 
     def accept_masked(self, tokens: Sequence[int]) -> int:
-        """Advance by the tokens as long as the mask of `fill` allows each. Returns how many were accepted. Faster than
-        filling the masks."""
+        """Advance by the tokens up to the first one that a mask of `fill` would not allow. Returns how many were
+        accepted. Faster than filling the masks."""
         for n, token in enumerate(tokens):
             forced = self.forced_tokens(1)
             if (token != forced[0] if forced else token in self._ends) or not self.accept((token,)):
@@ -74,7 +75,7 @@ class Guide(ABC):
 
 
 class CompiledConstraint(Protocol):
-    """A compiled constraint, for any number of outputs. It is immutable; threads may share it."""
+    """A compiled constraint, for any number of outputs. Threads may share it."""
 
     @property
     def n_bytes(self) -> int:

@@ -36,7 +36,7 @@ def split(text: str) -> list[str | dict[str, Any]]:
 
 
 def join(parts: list[str | dict[str, Any]]) -> str:
-    """The text of a grammar that `split` took apart."""
+    """The inverse of `split`: the text of the grammar."""
     return "".join(part if isinstance(part, str) else f" {json.dumps(part)} " for part in parts)
 
 

@@ -14,8 +14,8 @@ TRIGGERS, TRIGGER, END = 16, 256, 1024
 
 
 def json_decoder(what: str) -> json.JSONDecoder:
-    """A decoder that raises ConstraintSyntax at NaN and Infinity, and ConstraintTooLarge at a number beyond the largest
-    float, which the compilers cannot read. what: names the text in errors."""
+    """Returns a decoder that raises ConstraintSyntax at NaN and Infinity, and ConstraintTooLarge at a number beyond the
+    largest float, because the compilers cannot read such numbers. what: names the text in errors."""
 
     def refuse(name: str) -> None:
         raise ConstraintSyntax(f"{what} is not valid JSON: it contains {name}")
@@ -34,7 +34,8 @@ def json_decoder(what: str) -> json.JSONDecoder:
 
 def check_size(spec: ConstraintSpec, limit: int) -> None:
     """Raises ConstraintTooLarge if `spec.text` has more than `limit` bytes (a regex: the smaller of `limit` and REGEX),
-    or if `after`, `end` or `since` exceeds TRIGGERS, TRIGGER or END."""
+    `after` has more than TRIGGERS strings, a string of `after` or `since` more than TRIGGER characters, or `end` more
+    than END."""
     n_bytes = len(spec.text.encode("utf-8", "surrogatepass"))
     what = {"json_schema": "the schema", "choices": "the list of choices"}.get(spec.kind, f"the {spec.kind}")
     for name, size, limit_, unit in (

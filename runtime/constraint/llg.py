@@ -39,13 +39,13 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 _SCALARS = ("string", "integer", "number", "boolean", "null")
 _WHITESPACE = r"/[ \t\r\n]{0,4}/"
-"""Allowed between a trigger and its value."""
+"""The whitespace that is allowed between a trigger and its value."""
 _KINDS = {"regex": "regex", "json_schema": "JSON Schema", "grammar": "grammar", "choices": "list of choices"}
 _MAX_QUOTE = 200  # most characters of a compiler's message that an error repeats
 
 
 class LlgConstraint:
-    """A constraint compiled by llguidance: a warm matcher, which each guide copies (0.7 us)."""
+    """A constraint compiled by llguidance: a matcher with filled caches, which each guide copies (0.7 us)."""
 
     n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens
 
@@ -66,8 +66,8 @@ class LlgGuide(Guide):
     """A guide over a copy of the matcher.
 
     Drafters, the scheduler, masks and commits all accept the same tokens and roll them back. So a rollback only moves
-    `_at`; the matcher itself moves only when an answer is not cached. Tokens that it accepted before are not checked
-    again, and forced tokens (5 to 20 us to compute) are cached per position.
+    `_at`; the matcher itself moves only when an answer is not cached. Tokens that the matcher accepted before are not
+    checked again, and forced tokens (5 to 20 us to compute) are cached per position.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ class LlgGuide(Guide):
         return self._matcher
 
     def _consume(self, token: int) -> bool:
-        """Accept a token that is not the next one on the path. False if it is not allowed."""
+        """Accept a token that is not the next token of `_path`. Returns False if it is not allowed."""
         if not self._synced().try_consume_tokens([token]):
             return False
         at = self._at

@@ -15,15 +15,15 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 class _StringSearch:
-    """Searches text that arrives token by token for any of some strings."""
+    """Searches text that arrives token by token for any of several strings."""
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self.strings = tuple(string.encode() for string in strings)
         self._max_tail = max(map(len, self.strings)) - 1
 
     def find(self, tail: bytes, new: bytes) -> bytes | None:
-        """Find the first string that `new`, appended to `tail`, completes. Returns the bytes after it; None: none is
-        completed."""
+        """Search `tail` + `new` for the first string that `new` completes. Returns the bytes after the string; None if
+        `new` completes none."""
         window = tail + new
         found = [(string, window.find(string, max(0, len(tail) - len(string) + 1))) for string in self.strings]
         end = min((at + len(string) for string, at in found if at >= 0), default=None)
@@ -47,7 +47,7 @@ class _StringSearch:
 
 class TriggerState(NamedTuple):
     """The state of a TriggerGuide. value: the guide of the value that is being written; None in free text. tail: the
-    end of the free text, if a trigger may begin with it. stage: index of the present search in
+    end of the free text, if a trigger may begin with it. stage: index of the current search in
     `TriggeredConstraint.stages`."""
 
     value: Guide | None
@@ -73,7 +73,7 @@ class TriggeredConstraint:
         return TriggerGuide(self)
 
     def free_text(self) -> TriggerState:
-        """The state of free text in which a trigger is searched."""
+        """The state at the start of free text that is searched for a trigger."""
         return TriggerState(None, b"", len(self.stages) - 1)
 
     def advance(self, state: TriggerState, text: bytes) -> TriggerState | None:
@@ -150,7 +150,7 @@ class TriggerGuide(Guide):
         return len(tokens)
 
     def _after(self, token: int) -> TriggerState | None:
-        """The state after a token, None if it is not allowed. Advances the guide of a value."""
+        """The state after a token; None if the token is not allowed. In a value, the value's guide advances."""
         compiled, value = self._compiled, self._state.value
         if value is None:
             spelling = compiled.vocabulary.spelling

@@ -79,7 +79,7 @@ class Vocabulary:
         return llguidance.LLTokenizer(msgspec.json.encode(tokenizer).decode(), n_vocab=self.n_vocab, eos_token=ends)
 
     def tokenize(self, text: bytes) -> list[int] | None:
-        """The canonical tokens of a text; None if the tokenizer panics on it."""
+        """The canonical tokens of a text; None if the tokenizer panics on the text."""
         try:
             with rust_panics_as(ConstraintCrashed, "the tokenizer panicked"):
                 return list(self.llg.tokenize_bytes(text))

@@ -14,7 +14,7 @@ _ANY = Fraction(0)
 
 
 def check_multiples(root: dict[str, Any], defs: dict[str, Schema]) -> None:
-    """Raises ConstraintTooLarge if the keywords that apply to one value require too large a multiple."""
+    """Raises ConstraintTooLarge if the `multipleOf`s that apply to one value have too large a least common multiple."""
     cached: dict[int, set[Fraction]] = {}  # id of a schema -> the multiples that its alternatives require
 
     def alternatives(schema: Schema) -> set[Fraction]:
@@ -48,7 +48,7 @@ def _both(some: set[Fraction], others: set[Fraction]) -> set[Fraction]:
 
 
 def _lcm(a: Fraction, b: Fraction) -> Fraction:
-    """The least common multiple of two decimal fractions. Raises ConstraintTooLarge."""
+    """The least common multiple of two decimal fractions. Raises ConstraintTooLarge if its digits exceed DIGITS."""
     if _ANY in (a, b):
         return a + b
     both = Fraction(lcm(a.numerator, b.numerator), gcd(a.denominator, b.denominator))

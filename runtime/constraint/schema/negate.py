@@ -141,7 +141,7 @@ def _unsupported(key: str) -> ConstraintUnsupported:
 
 
 def _not_among(values: list[Any]) -> Schema:
-    """A schema of all values but these. Of objects and arrays, only empty ones can be excluded."""
+    """A schema that allows all values but `values`, which may contain no objects or arrays except empty ones."""
     by_type: dict[str, list[Any]] = {}
     for value in values:
         by_type.setdefault(type_of(value), []).append(value)

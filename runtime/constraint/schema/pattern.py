@@ -18,7 +18,7 @@ _SPECIAL = frozenset("[]&~^-\\")
 
 
 def to_rust(pattern: str) -> str:
-    """The translated pattern. Raises ConstraintUnsupported for U+0000; other errors are left to the compiler."""
+    """Returns the translated pattern. Raises ConstraintUnsupported for U+0000; the compiler reports other errors."""
     out, at = [], 0
     while at < len(pattern):
         if pattern[at] == "[":
@@ -64,7 +64,7 @@ def _class(pattern: str, start: int) -> tuple[str, int]:
 
 
 def _removed(body: str) -> str:
-    """The characters that a class with this content must not match."""
+    """The characters to remove from a class whose content is `body`."""
     return "\\x00\\x1c-\\x1f" if re.search(r"\\[sS]", body) else "\\x00"
 
 

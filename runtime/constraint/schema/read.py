@@ -1,8 +1,8 @@
-"""Reads a JSON Schema of any draft into one normal form: draft 2020-12, assertions only, every reference a definition.
+"""Reads a JSON Schema of any draft into one normal form: draft 2020-12, only assertions, all references to $defs.
 
 Keywords that do not restrict values are dropped: titles, comments, formats that only annotate, unknown keywords.
 Keywords of earlier drafts (tuples as `items`, `dependencies`, a boolean `exclusiveMinimum`, ignored neighbours of
-`$ref`) are converted. The normal form can be taken apart and combined without regard to addresses.
+`$ref`) are converted. The parts of the normal form can be taken apart and combined without resolving addresses.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Document:
         return self._names[key]
 
     def _is_alias(self, schema: dict[str, Any]) -> bool:
-        """Whether a schema with `$ref` restricts nothing else."""
+        """Whether a schema has no restriction beside its `$ref`."""
         assertions = {"$dynamicRef", *ONE, *MANY, *NAMED, *PLAIN, "additionalItems", "dependencies"}
         return self._draft <= 7 or not assertions & schema.keys()
 
@@ -313,7 +313,7 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(key: str, value: Any, path: str) -> dict[str, Any]:
-    """Checks a keyword without subschemas. Returns its normal form, {} if it restricts nothing."""
+    """Checks a keyword that has no subschemas. Returns its normal form; {} if it restricts nothing."""
     if key in COUNTS:
         if key.startswith("min") and value > LEAST:
             raise ConstraintUnsatisfiable(

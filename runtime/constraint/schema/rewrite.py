@@ -35,9 +35,9 @@ from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, C
 from banyan.runtime.protocol.text_forms import ENFORCED_FORMATS, LOOKS_AROUND
 
 _MAX_ALTERNATIVES = 64
-"""Most alternatives that one keyword may become."""
+"""The most alternatives that one keyword may become."""
 _MAX_ARRAYS = 400
-"""Most arrays that `uniqueItems` may become."""
+"""The most arrays that `uniqueItems` may become."""
 _NO_OBJECT = {"type": [one for one in TYPES if one != "object"]}
 
 
@@ -46,7 +46,7 @@ def rewrite(
 ) -> dict[str, Any]:
     """Return a schema for the compiler that allows only values that `schema` allows, and as many of them as possible.
 
-    order: "any" allows optional properties in any order, after the required ones. A name may then be repeated.
+    order: "any" allows optional properties in any order, after the required ones. An output may then repeat a name.
     is_checked: the finished value is validated. So a keyword that cannot be enforced while the value is generated is
     left out. is_loose: all keywords that would have to be rewritten, or that the compiler may refuse, are left out.
 
@@ -68,9 +68,9 @@ def rewrite(
 class _SchemaWriter:
     """Rewrites the schemas of one document.
 
-    names_are_open   whether the pattern "" can stand for the names that a schema does not list. Without that pattern,
-                     the compiler would allow a listed name that is written with an escape (`"\\u0061"` for "a"), with
-                     a value that only unlisted properties may have. So if False, no string may contain such escapes
+    names_are_open   whether a pattern "" for unlisted names is added to schemas. Without it, the compiler would take a
+                     listed name that is written with an escape (`"\\u0061"` for "a") for an unlisted name, and allow
+                     a value that is wrong for the listed one. So if False, no string may contain such escapes
     """
 
     def __init__(self, document: Document, order: str, is_checked: bool, is_loose: bool) -> None:
@@ -79,7 +79,7 @@ class _SchemaWriter:
         self.names_are_open = not any(map(_restricts_names, (document.root, *document.defs.values())))
 
     def write(self, schema: Schema, types: set[str]) -> Schema:
-        """Rewrite a schema. types: the types that the schemas around this one allow."""
+        """Rewrite a schema. types: the types that the schemas around `schema` allow."""
         ref = schema.get("$ref") if isinstance(schema, dict) else None
         if isinstance(schema, dict) and ref and isinstance(target := self._document.target(ref), bool):
             schema = target and {key: one for key, one in schema.items() if key != "$ref"}
@@ -130,7 +130,7 @@ class _SchemaWriter:
 
     @staticmethod
     def _loosened(key: str, rest: dict[str, Any], before: dict[str, Any]) -> list[Schema]:
-        """Drops a keyword that cannot be enforced, or returns looser schemas for it."""
+        """Drops a keyword that cannot be enforced. Returns looser schemas in its place, or []."""
         for one in (key, *_DEPENDENTS.get(key, ())):
             rest.pop(one, None)
         if key == "oneOf":
@@ -159,9 +159,9 @@ class _SchemaWriter:
 
     @staticmethod
     def _exclude_ends(rest: dict[str, Any]) -> None:
-        """Add a closed bound just inside the end of an open range that is nearer to 0. If this end is a whole number
-        and the other is not, as in 0 < x < 0.5, the compiler (llguidance 1.9.1) would allow the end itself. The closed
-        bound is at least 2 ulp further, because the compiler reads a bound only to 1 ulp."""
+        """If the end of a range that is nearer to 0 is exclusive and a whole number, add an inclusive bound just inside
+        it. Otherwise the compiler (llguidance 1.9.1) would allow the end itself if the other end is no whole number, as
+        in 0 < x < 0.5. The bound is at least 2 ulp from the end, because the compiler reads a bound only to 1 ulp."""
         for key, inner, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
             end = sign * rest.get(key, -sign)
             if 0 <= end < 2**51 and end == int(end):  # above, floats have no fractions left
@@ -193,7 +193,7 @@ class _SchemaWriter:
         ]
 
     def _format(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        """Replaces `format` by the pattern that the check of a finished value uses. The compiler's own formats
+        """Replaces `format` by the pattern with which finished values are checked. The compiler's own formats
         differ."""
         return [{"pattern": f"^(?:{ENFORCED_FORMATS[rest.pop('format')]})$"}]
 
@@ -337,7 +337,7 @@ class _SchemaWriter:
         return [any_of(ways)]
 
     def _evaluations(self, schema: Schema, depth: int) -> list[_Evaluated]:
-        """The ways to match a schema that differ in the properties or items that they evaluate."""
+        """An `_Evaluated` for each way to match a schema that evaluates other properties or items."""
         if depth > 16:
             raise ConstraintUnsupported('JSON Schema keyword "unevaluated..." beside a loop of "$ref" is not supported')
         if isinstance(schema, bool):
@@ -368,7 +368,7 @@ class _SchemaWriter:
         return self._product(sets)
 
     def _branches(self, branches: list[Schema], depth: int, maximum: int) -> list[_Evaluated]:
-        """The ways to match any 1 to `maximum` of the branches at once, but at most 3."""
+        """The ways to match 1 to `maximum` of the branches together, but no more than 3 of them."""
         ways = []
         for n in range(1, min(maximum, 3) + 1):
             for some in combinations(branches, n):
@@ -376,7 +376,7 @@ class _SchemaWriter:
         return ways
 
     def _under(self, schemas: list[Schema], depth: int, when: Schema = True) -> list[_Evaluated]:
-        """The ways to match all of the schemas at once, under the condition that they hold."""
+        """The ways to match `when` and all of the schemas together. Each way names them all as its condition."""
         found = self._product([self._evaluations(one, depth + 1) for one in schemas])
         held = tuple(one for one in (when, *schemas) if one is not True)
         return [way._replace(when=(*held, *way.when)) for way in found]
@@ -396,7 +396,7 @@ _DEPENDENTS = {"if": ("then", "else"), "contains": ("minContains", "maxContains"
 
 
 def _restricts_names(schema: Schema) -> bool:
-    """Whether the names of properties beside the listed ones matter, anywhere in a schema."""
+    """Whether a schema or a part of it restricts unlisted properties in another way than by forbidding them all."""
     if isinstance(schema, bool):
         return False
     keys = schema.keys()
