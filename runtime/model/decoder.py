@@ -1,7 +1,7 @@
 """The native dense decoder for Llama, Mistral, Qwen2 and Qwen3.
 
-All tokens of a step are rows of one flat batch, whichever requests they belong to, and whether they are a prefill chunk
-or a decode. Only attention looks across rows, as `ragged` describes.
+All tokens of a step, of all requests, of prefill chunks and decodes, are rows of one flat batch. Only attention
+combines rows; `ragged` says which.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Layer(NamedTuple):
 
 
 class FeatureStore(NamedTuple):
-    """Stores the hidden state of each slot for a draft head. `Decoder.forward` writes the hidden states of its rows.
+    """Stores the hidden state of the token in each KV slot, for a draft head. `Decoder.forward` writes those of its
+    rows.
 
     slots   [n_slots, hidden]
     layers  numbers of layers, ascending. `fuse` (len(layers) * hidden -> hidden) joins the residual streams that the
@@ -58,12 +59,12 @@ class FeatureStore(NamedTuple):
 
 
 MAX_KEPT = 1 << 15
-"""The most positions whose cos and sin are kept. They take 16 MB with heads of 128."""
+"""The most positions whose cos and sin are kept. With heads of 128, these take 16 MB."""
 
 
 class Rotations:
-    """Computes cos and sin of the RoPE angles of positions, times the scale. On a CPU the results are kept by position:
-    a lookup takes two calls into torch, computing them takes eight (12 % of a decode step's Python).
+    """Computes cos and sin of the RoPE angles of positions, times the scale. On a CPU they are kept for each position:
+    a lookup takes two calls into torch, a computation eight (12 % of a decode step's Python).
     """
 
     def __init__(self, frequencies: Tensor, scale: float) -> None:
@@ -72,8 +73,8 @@ class Rotations:
         self._kept = torch.empty(0, len(frequencies)), torch.empty(0, len(frequencies))
 
     def __call__(self, positions: Tensor, kv_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns cos and sin, float32 [n_rows, n] each. kv_lens: see `Ragged`; all positions are below its largest
-        number. It is empty in a step of a CUDA graph, whose lengths are on the device only."""
+        """Returns cos and sin, float32 [n_rows, n] each. kv_lens: see `Ragged`; all positions are below the largest
+        length. kv_lens is empty in a step of a CUDA graph, whose lengths are on the device only."""
         end = max(kv_lens, default=0)
         if not positions.is_cpu or not 0 < end <= MAX_KEPT:
             return self._at(positions)
@@ -110,7 +111,7 @@ class Decoder:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the native CPU library computes the matrix products. Then torch has no large op left."""
+        """Whether the native CPU library computes the matrix products, so that torch runs no large op."""
         return isinstance(self.head.weight, ops.Packed)
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]],
@@ -139,9 +140,9 @@ class Decoder:
         return self.head(h[rows]).float()
 
     def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes cos and sin of the rotation that moves queries back, nearer to the first tokens of their text: in
-        StreamingLLM (Xiao et al., 2023), the tokens that a row attends to are numbered without a gap. Keys stay rotated
-        by their own positions, so that requests can share them."""
+        """Computes cos and sin of the rotation that moves queries back, nearer to the attention sinks: in StreamingLLM
+        (Xiao et al., 2023), the tokens that a row attends to have positions without a gap. Keys stay rotated by their
+        own positions, so that requests can share them."""
         back = positions.clamp(max=self.farthest) - positions
         angles = back[:, None].double() * self.frequencies.double()
         return angles.cos().float(), angles.sin().float()
@@ -150,14 +151,14 @@ class Decoder:
                        kv: Sequence[tuple[Pool, Pool]], last: Tensor | None,
                        adapted: AdaptedRows | None,
                        kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Runs the layers with one op after the other. Returns the output of the last MLP and the residual stream to
-        which the caller must add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer
-        writes K and V of all rows, but computes attention and MLP only for these rows. None: n is the number of all
-        rows. kept, turn: see `Layers`, its `__call__` and `logits`."""
+        """Runs the layers op by op. Returns the output of the last MLP and the residual stream to which the caller must
+        add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer writes K and V of all
+        rows, but computes attention and MLP only for the rows `last`. None: all rows, so n is their number. kept, turn:
+        see `Layers.__call__` and `Layers.logits`."""
         product = tiled if self.head.is_tiled else ops.linear
 
         def run(i: int, which: str, x: Tensor) -> Tensor:
-            """The linear layer of layer i, with adapters."""
+            """Returns the result of a linear layer of layer i, with adapters added."""
             linear: Linear = getattr(self.layers[i], which)
             y = linear(x)
             if adapted is not None:
@@ -188,7 +189,8 @@ class Decoder:
         return h, x
 
     def first_layers(self, n: int) -> EarlyExit:
-        """A model that consists of this one's first n layers, norm and head; it shares the weights."""
+        """Returns a draft model of the first n layers, the norm and the head of this model. They share their
+        weights."""
         spec = msgspec.structs.replace(self.spec, n_layers=n)
         return EarlyExit(
             spec, self.embed, self.layers[:n], self.norm, self.head, (self.frequencies, self.rope_scale), self.shard
@@ -196,8 +198,9 @@ class Decoder:
 
     @cached_property
     def fused(self) -> Layers | None:
-        """Runs all layers in one call. None if that is not possible, for instance with several ranks, which must add
-        their results between layers. Created at the first step, because it stores the weights' addresses."""
+        """The object that runs all layers in one call; None if there can be none, for instance with several ranks,
+        which must add their results between layers. It is created at the first step, because it stores the weights'
+        addresses."""
         if not self.is_packed or self.shard is not None:
             return None
         weights = [
@@ -216,7 +219,7 @@ class Decoder:
 
 
 class EarlyExit(Decoder):
-    """A draft model that consists of the first layers of a model, with its norm and head."""
+    """A draft model that consists of the first layers, the norm and the head of a model."""
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
@@ -311,8 +314,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     norm = take(("model.norm", c.hidden_size))
 
     def has_no_effect(name: str) -> bool:
-        """Whether a tensor need not be read: rope tables, as in older checkpoints, scales of activations, and biases of
-        zeros, as in GPTQ checkpoints."""
+        """Whether a tensor that was not taken changes no output: a rope table (in older checkpoints), a scale of
+        activations, or a bias of zeros (in GPTQ checkpoints)."""
         if name.endswith(("rotary_emb.inv_freq", *ACTIVATIONS)):
             return True
         return spec.quantisation is not None and name.endswith(".bias") and not weights.take(name).any()

@@ -1,5 +1,5 @@
-"""Describes a model before it is loaded: `ModelSpec`, and the config.json of the families that the native decoder
-computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
+"""Describes a model before it is loaded: defines `ModelSpec`, and parses the config.json of the families that the
+native decoder computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
 
 Each family's struct has the field names of its config.json and transformers' defaults. A field that the struct does not
 have raises an error that names it, unless it is known to be irrelevant for inference, because the checkpoint may
@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of all families, which have RMSNorm before attention and MLP, rotary positions and SwiGLU."""
+    """The fields that all families have. All have RMSNorm before attention and MLP, rotary positions and SwiGLU."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -118,7 +118,7 @@ class Qwen3(Qwen2, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The dimensions of a model, read from its config.json and checkpoint headers. Counts are of the whole model, or of
+    """The dimensions of a model, read from its config.json and checkpoint headers. They describe the whole model, or
     one rank's part: see `parallel.sharded`."""
 
     name: str  # the directory's name or the hub id, for messages
@@ -170,7 +170,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_elements(self) -> int:
-        """Elements of K and V that one token takes in all layers."""
+        """The number of elements of K and V that one token takes in all layers."""
         return (1 if self.latent_dim else 2) * self.n_kv_layers * self.n_kv_heads * self.head_dim
 
 
@@ -195,7 +195,7 @@ _IRRELEVANT_PREFIXES = ("_", "unsloth_", "tokenizer_")
 def parse(config: dict[str, Any]) -> Dense:
     """Parse the config.json of a native family.
 
-    Raises Unsupported, with the name of the field, for what the decoder does not compute, and BadModel for invalid
+    Raises Unsupported, which names the field, for a setting that the decoder does not compute, and BadModel for invalid
     values.
     """
     family = FAMILIES[config["model_type"]]
@@ -245,7 +245,7 @@ def _check(c: Dense) -> None:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a checkpoint's dtype, float32 if it has none. Unsupported if it is not one of DTYPES."""
+    """The name of a checkpoint's dtype; float32 if `dtype` is None. Raises Unsupported if it is not one of DTYPES."""
     name = str(dtype or "float32").removeprefix("torch.")
     if name not in DTYPES:
         raise Unsupported(f"the checkpoint's dtype is {name!r}; supported: {', '.join(DTYPES)}")

@@ -38,8 +38,8 @@ Kind = Literal["model", "eagle", "eagle3", "medusa"]
 
 
 def kind_of(path: Path) -> Kind:
-    """What a directory contains: a model, or a head of one of the kinds. Raises BadModel if the weights are missing or
-    pickled, and Unsupported for tensors of unknown dtypes."""
+    """What a directory contains: a model, or a draft head of one of three kinds. Raises BadModel if the weights are
+    missing or pickled, and Unsupported for tensors of unknown dtypes."""
     config = read_json(path / "config.json") or {}
     names = _checkpoint(path).tensors
     if "medusa_num_heads" in config or any(name.endswith(".linear.weight") and name[0].isdigit() for name in names):
@@ -50,7 +50,8 @@ def kind_of(path: Path) -> Kind:
 
 
 def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
-    """How many numbers a head stores per token: computed and predicted features, and its own keys and values."""
+    """How many numbers a head stores per token: the feature that the target model computed, and for an EAGLE head also
+    the predicted feature and the head's keys and values."""
     if kind == "medusa":
         return large.hidden
     c = _dense(path)
@@ -124,7 +125,8 @@ class Eagle:
         return self._logits(out), out
 
     def _inputs(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of attention and of the residual stream, from a token and the feature of the token before it."""
+        """The input of attention and the residual stream, from a token's embedding and the feature of the token before
+        it."""
         x = self._fc(torch.cat([embedded, features], -1))
         return x, x  # EAGLE has no norm before attention
 
@@ -246,7 +248,8 @@ def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dt
 
 
 def _own_head(weights: Checkpoint, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[Linear, Tensor]:
-    """The output layer of an EAGLE-3 head, and the target model's ids of its tokens. (d2t holds id minus index.)"""
+    """The output layer of an EAGLE-3 head, and for each of its outputs the token's id in the target model. (The tensor
+    d2t holds id minus index.)"""
     weight = weights.take("lm_head.weight").to(device, dtype)
     own = torch.arange(len(weight))
     targets = own + weights.take("d2t", len(weight), dtype="I64") if "d2t" in weights else own
@@ -256,7 +259,7 @@ def _own_head(weights: Checkpoint, large: ModelSpec, device: torch.device, dtype
 
 
 def _layers_read(n_layers: int) -> tuple[int, ...]:
-    """EAGLE-3 reads the hidden states of the target model after these numbers of layers."""
+    """Returns the numbers of layers of the target model after which EAGLE-3 reads hidden states."""
     return 2, n_layers // 2, n_layers - 3
 
 

@@ -1,4 +1,4 @@
-"""Runs other decoder-only architectures with transformers' modelling code and our KV pages.
+"""Runs the architectures that the native decoder does not compute, with transformers' modelling code and our KV pages.
 
 transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). Our function in it writes K and V to the
 pools and reads them through the page table. Everything else (norms, experts, positions, logit caps) remains
@@ -64,7 +64,7 @@ from banyan.runtime.model.weights import Checkpoint, Progress
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
 _ATTENTION = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"conv", "linear_attention", "mamba", "hybrid", "hybrid_sliding", "dummy", "mlp", "moe"}
-"""Kinds of layers that only models with recurrent state have: layers with a state, with a state and attention, and with
+"""Kinds of layers that only models with recurrent state have: with a state, with a state and attention, or with
 neither."""
 _UNBOUNDED = 1 << 17  # the longest context if neither config.json nor attention limits it
 _HEAD_DIMS = ("head_dim", "qk_head_dim", "v_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim")
@@ -76,8 +76,8 @@ _PROBE_PAGE = 16
 
 
 class AttentionRule(NamedTuple):
-    """The window and logit softcap of one layer's attention; 0: none. in_chunks: a token attends only inside its
-    chunk."""
+    """The sliding window and the logit softcap of one layer's attention; 0: the layer has none. in_chunks: a token
+    attends only to tokens of its chunk."""
 
     window: int
     softcap: float
@@ -124,7 +124,8 @@ class HfModel:
         return recurrent.slot_bytes(self._state_parts)
 
     def new_states(self, n_slots: int) -> recurrent.StatePool:
-        """The pool of recurrent states that `forward` uses from now on: call its `begin` before each step."""
+        """Creates the pool of recurrent states that `forward` uses from now on. Call the pool's `begin` before each
+        step."""
         self._states = recurrent.StatePool(self._state_parts, n_slots, self._model.device, self._is_stepwise)
         return self._states
 
@@ -171,9 +172,9 @@ class HfModel:
         self._model.set_attn_implementation(name if self.tower is None else by_part)
 
     def probe(self, n_bits: int = 0, keeps_fp4: bool = False) -> None:
-        """Find the rule of each layer, pack linear layers and experts, and compare the logits with the model's eager
-        code. Unsupported if they differ. n_bits: bits to which weights are rounded; 0: they are not rounded. keeps_fp4:
-        experts whose weights MXFP4 can represent exactly stay quantised."""
+        """Find the attention rule of each layer, pack linear layers and experts, and compare the logits with those of
+        the model's eager code. Raises Unsupported if they differ. n_bits: bits to which weights are rounded; 0: they
+        are not rounded. keeps_fp4: experts whose weights MXFP4 can represent exactly stay quantised."""
         try:
             self._probe(n_bits, keeps_fp4)
         except (BanyanError, torch.OutOfMemoryError):
@@ -259,8 +260,8 @@ def _called(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def _drop_unused(model: nn.Module, called: set[nn.Module]) -> None:
-    """Free the towers for images and sound. These are the parts that have a config of their own, and whose modules did
-    not run."""
+    """Free the weights of the towers for images and sound: the parts that are a PreTrainedModel, and none of whose
+    modules ran."""
     for part in [*model.modules()]:
         if part is not model and isinstance(part, PreTrainedModel) and called.isdisjoint(part.modules()):
             for tensor in (*part.parameters(), *part.buffers()):
@@ -283,8 +284,8 @@ class _PackedLinear(nn.Module):
 
 def _round(model: nn.Module, n_bits: int, kept: set[nn.Module]) -> None:
     """Round the weights of each nn.Linear, so that the probe compares two models with the same weights. The embedding
-    of a tied head is not rounded. `_pack` rounds the weights again, which changes nothing. kept: modules that are not
-    rounded."""
+    that a head is tied to is not rounded. `_pack` rounds the weights again, which changes nothing. kept: modules that
+    are not rounded."""
     for module in model.modules():
         if type(module) is nn.Linear and module not in kept:
             weight = module.weight.data
@@ -295,9 +296,9 @@ def _pack(
     model: nn.Module, called: set[nn.Module], device: torch.device, n_bits: int, experts: dict[nn.Module, Gate],
     keep: Callable[[Tensor], Tensor | Grouped] | None,
 ) -> None:  # fmt: skip
-    """Replace experts, and each nn.Linear that ran. (The model may read the weight of an nn.Linear without calling it.)
-    On a GPU, linear layers are replaced only if they are rounded. keep: converts the weights of experts if they are not
-    rounded; None: they stay as they are."""
+    """Replace the experts by packed ones, and each nn.Linear that ran by a `_PackedLinear`. (Of an nn.Linear that did
+    not run, the model may read the weight.) On a GPU, linear layers are replaced only if they are rounded. keep:
+    converts the weights of experts if they are not rounded; None: they stay as they are."""
     exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
     moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
     if device.type != "cpu" and not n_bits:
@@ -366,8 +367,8 @@ _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", 
 def _rule(
     module: Any, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
 ) -> AttentionRule:
-    """Derive the rule of a layer from its call to attention. Unsupported: it needs something that paged attention
-    cannot do, which the message names."""
+    """Derive a layer's rule from its call to attention. Unsupported: the layer needs something that paged attention
+    cannot do; the message says what."""
     name = type(module).__name__
     n_pool, dim = step.kv[module.layer_idx][0].shape[2:]
     if k.shape[1] > n_pool or max(k.shape[3], v.shape[3]) > dim or k.shape[1] != v.shape[1]:
@@ -390,10 +391,11 @@ def _is_set(value: Any) -> bool:
 
 
 def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None = None, **_: Any) -> Tensor:
-    """Returns the window (0: all tokens; -1: those of its chunk) as a tensor [1, 1, 1, 1] in place of a mask.
+    """Returns the layer's window (0: a token attends to all tokens; -1: to those of its chunk) as a tensor [1, 1, 1, 1]
+    in place of a mask.
 
     mask_function is transformers' (batch, head, query, key) -> visible. It is evaluated for the last two positions of
-    the context: full attention sees one more token at the second, a window sees the same number at both.
+    the context: with full attention the last one sees one more token, with a window both see the same number.
     """
     step = _STEP.get()
     last = step.spec.max_context - 1
@@ -471,7 +473,7 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
 
 
 def _max_context(path: Path, config: Any) -> int:
-    """The longest context according to config.json; 0 if it has none."""
+    """The longest context according to config.json; 0 if config.json gives none."""
     longest, rope = _largest(config, "max_position_embeddings"), getattr(config, "rope_parameters", None) or {}
     try:
         if rope.get("rope_type") == "yarn":  # if layers differ in their rope, it has their kinds as keys
@@ -484,7 +486,8 @@ def _max_context(path: Path, config: Any) -> int:
 
 
 def _windows(config: Any) -> tuple[int, ...]:
-    """`ModelSpec.windows` according to config.json, which may lack some; the probe reads them from the model."""
+    """`ModelSpec.windows` according to config.json, which may lack windows; the probe finds all of them in the
+    model."""
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     window = _largest(config, "sliding_window")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds) if window else ()
@@ -503,7 +506,7 @@ def _kv_layers(config: Any) -> tuple[int, ...] | None:
 
 
 def _largest(config: Any, name: str) -> int:
-    """A number in the config: the largest if it differs by layer; 0 if there is none."""
+    """The config's number `name`: the largest if layers differ, 0 if there is none."""
     try:
         return getattr(config, name, None) or 0
     except Exception:  # transformers refuses the attribute of the whole model if it differs by layer
@@ -515,8 +518,8 @@ def _n_experts(config: Any) -> int:
 
 
 def auto_class(config: Any) -> Any:
-    """The auto class of transformers that makes the model; None if it is not a language model. A model that also takes
-    images counts as a language model."""
+    """The auto class of transformers that makes the model; None if the model is not a language model. A model that also
+    takes images counts as a language model."""
     return next(
         (auto for auto in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in auto._model_mapping),
         None,
@@ -553,7 +556,8 @@ def _beside_text(model: Any) -> set[nn.Module]:
 def build_empty(
     spec: ModelSpec, path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool
 ) -> nn.Module:
-    """The module that `build` makes, with undefined contents of tensors; for a CPU, call it inside a FakeTensorMode."""
+    """Returns the module that `build` makes, but its tensors have no defined content. For a CPU, call this inside a
+    FakeTensorMode."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -628,8 +632,8 @@ def build(
 def _from_few_bits(
     auto: Any, config: Any, path: Path, quantisation: Quantisation, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads a quantised checkpoint, dequantised. If from_pretrained read the files, it would need the package that
-    wrote them, and often a GPU."""
+    """Loads a quantised checkpoint, which our own readers dequantise: to read the files, transformers would need the
+    package that wrote them, and often a GPU."""
     config.__dict__.pop("quantization_config", None)
     with Checkpoint(path) as weights:
         tensors = state_dict(weights, quantisation, options["dtype"])
@@ -646,7 +650,7 @@ def _from_few_bits(
 
 
 def _freeze_rope(model: nn.Module, context: int) -> None:
-    """Fix the frequencies that transformers would choose by the longest sequence of each batch; see `rope`."""
+    """Fix the RoPE frequencies that transformers would choose by the longest sequence of each batch; see rope.py."""
     module: Any
     for module in model.modules():
         kinds = getattr(module, "rope_type", "default")

@@ -49,7 +49,7 @@ class ImageShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowCount(NamedTuple):
-    """n rows of an image, as a piece of an expanded prompt."""
+    """A piece of an expanded prompt: n rows of an image."""
 
     n: int
 
@@ -76,8 +76,8 @@ class ImageSpec(msgspec.Struct, frozen=True):
 
     @property
     def has_grid_positions(self) -> bool:
-        """Whether rows of an image have positions of three axes, and the text after it continues after the largest
-        (M-RoPE)."""
+        """Whether rows of an image have positions on three axes, and the text after the image continues from the
+        largest one (M-RoPE)."""
         return self.kind == "qwen"
 
     @property
@@ -113,7 +113,7 @@ class ImageSpec(msgspec.Struct, frozen=True):
 
 
 def same_processor(a: Path, b: Path) -> bool:
-    """Whether the image processor's files are the same in two model directories."""
+    """Whether the image processor's files in two model directories have the same content."""
     return all(_content(a / name) == _content(b / name) for name in _PROCESSOR)
 
 

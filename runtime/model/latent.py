@@ -23,7 +23,7 @@ class Absorbed(nn.Module):
     """The weight of `kv_b_proj`, cut into the part for keys and the part for values."""
 
     def __init__(self, linear: nn.Linear, n_heads: int, v_dim: int) -> None:
-        """linear: latent -> n_heads * (part of a key + value)."""
+        """linear: maps a latent to n_heads * (a part of the key, then the value)."""
         super().__init__()
         by_head = linear.weight.data.view(n_heads, -1, linear.in_features)
         keys, values = by_head[:, :-v_dim], by_head[:, -v_dim:]

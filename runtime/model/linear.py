@@ -24,7 +24,7 @@ number of rows. A decode batch usually fits into one tile."""
 
 
 class Linear:
-    """y = x W^T + b, for x [n_rows, n_in] and W [n_out, n_in]. Keeps one copy of the weight, packed or not."""
+    """Computes y = x W^T + b, for x [n_rows, n_in] and W [n_out, n_in]. Keeps one copy of W, packed or not."""
 
     __slots__ = ("bias", "is_onednn", "is_tiled", "weight")
 
@@ -64,8 +64,8 @@ def tiled(x: Tensor, weight: ops.AnyWeight, bias: Tensor | None) -> Tensor:
 
 @cache
 def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's packed linear works here and agrees with F.linear. float16 is not packed, because oneDNN is slow
-    in float16."""
+    """Whether oneDNN's packed linear op works on this machine and agrees with F.linear. float16 is not packed, because
+    oneDNN is slow in float16."""
     if dtype not in (torch.float32, torch.bfloat16):
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from banyan.runtime.model.weights import Checkpoint, Progress
 KV = Sequence[tuple[Pool, Pool]]  # layer -> K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
 
 N_BITS = {"int8": 8, "int4": 4}
-"""weight_dtype -> the bits that weights are rounded to"""
+"""weight_dtype -> the number of bits to which weights are rounded"""
 
 
 def keeps_fp4(spec: ModelSpec, weight_dtype: str) -> bool:
@@ -39,7 +39,7 @@ class Model(Protocol):
 
     @property
     def windows(self) -> Sequence[int]:
-        """The sliding window of each layer: how many tokens a token attends to, 0: all."""
+        """The sliding window of each layer: how many tokens a token attends to; 0: all."""
 
     def forward(
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor, adapted: AdaptedRows | None = None

@@ -40,7 +40,7 @@ _REFUSED = {
     **dict.fromkeys(("use_qalora", "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"),
                     "a variant of LoRA"),
 }  # fmt: skip
-"""Field of adapter_config.json -> what it means, if it is set."""
+"""Field of adapter_config.json -> what a set field means. An adapter with such a field is refused."""
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
@@ -61,7 +61,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 
 
 class Adapter(NamedTuple):
-    """An adapter that was read. digest: 16 bytes; identifies its weights, and the settings that change its outputs."""
+    """An adapter that was read. digest: 16 bytes that identify its weights, and the settings that change its
+    outputs."""
 
     digest: bytes
     weights: AdapterWeights
@@ -159,7 +160,7 @@ def _places(c: Dense) -> dict[str, _Place]:
 
 
 def _bounded(file: Path, size: int | None = None) -> Path:
-    """Returns `file`. BadModel: it does not exist, is not a regular file, or has more than `size` bytes."""
+    """Checks and returns `file`. BadModel: it does not exist, is not a regular file, or has more than `size` bytes."""
     if not file.is_file():
         raise BadModel(f"{file.parent} has no {file.name}; an adapter is a directory that peft's save_pretrained wrote")
     if size is not None and file.stat().st_size > size:
@@ -168,8 +169,8 @@ def _bounded(file: Path, size: int | None = None) -> Path:
 
 
 def _parse(file: Path, raw: bytes) -> AdapterConfig:
-    """Parse the config. BadModel: it is broken. Unsupported: it describes an adapter that is not plain LoRA of linear
-    layers."""
+    """Parse the config. BadModel: the file is broken. Unsupported: it describes an adapter that is not plain LoRA of
+    linear layers."""
     try:
         fields: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
         config = msgspec.convert({k: v for k, v in fields.items() if v is not None}, AdapterConfig)

@@ -1,9 +1,9 @@
-"""Runs the experts of transformers' models in our own op.
+"""Runs the experts of transformers' models with our own op.
 
 transformers 5 keeps the weights of a layer's experts in stacks (gate_up_proj and down_proj [n_experts, ...]), and
-fields of the module say how they are laid out. The function between the two matrix products is the module's
-`_apply_gate`. Its results for a grid of numbers are compared with those of `Gate`, so no list of families is needed.
-Experts with another function, or with a norm after them, stay in transformers' code.
+fields of the module say how they are laid out. Between the two matrix products, the module's `_apply_gate` is called.
+Its results for a grid of numbers are compared with those of `Gate`, so no list of families is needed. Experts with
+another function, or with a norm after them, stay in transformers' code.
 """
 
 from __future__ import annotations
@@ -69,14 +69,15 @@ def gates(model: nn.Module) -> dict[nn.Module, Gate]:
 
 
 def round_experts(known: Iterable[nn.Module], n_bits: int) -> None:
-    """Rounds the weights in place to the values that they will have when they are packed. Idempotent."""
+    """Rounds the weights in place to the values that they will have when they are packed. A second call changes
+    nothing."""
     for module, name in itertools.product(known, _STACKS):
         for weight in _matrices(module, name):
             weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))
 
 
 def pack_experts(model: nn.Module, known: dict[nn.Module, Gate], small: Callable[[Tensor], Tensor | Grouped]) -> None:
-    """Replaces experts by `PackedExperts`. small: converts a weight [n_out, n_in] to the form that is kept."""
+    """Replaces experts by `PackedExperts`. small: converts a weight [n_out, n_in] to the form in which it is kept."""
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if child in known:

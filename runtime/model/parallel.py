@@ -1,4 +1,4 @@
-"""Tensor parallel: each of several processes, its ranks, computes a part of every layer (Shoeybi et al., 2019).
+"""Tensor parallel: several processes, the ranks, each compute a part of every layer (Shoeybi et al., 2019).
 
 Queries, keys, values, gate and up are cut by outputs (column parallel), so a rank has whole heads and their KV. `out`
 and `down` are cut by inputs (row parallel), and the ranks' results are added (all-reduce). Embedding and head are cut
@@ -40,8 +40,8 @@ class Shard:
         self._group: Any = None
 
     def connect(self, store: Any, device: torch.device) -> None:
-        """Wait until all ranks have called this. store: a torch.distributed.Store that they share, and that nobody else
-        uses. RuntimeError: they could not connect."""
+        """Connect to the other ranks, which must call this too. store: a torch.distributed.Store for these ranks only.
+        RuntimeError: they could not connect."""
         if device.type == "cuda":
             self._group = dist.ProcessGroupNCCL(store, self.rank, self.n_ranks, dist.ProcessGroupNCCL.Options())
         else:
@@ -70,7 +70,7 @@ class Shard:
     # ---- exchanges: all ranks call them in the same order, with the same shapes ------------------------------------
 
     def add(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x. May overwrite x."""
+        """Returns the sum of all ranks' x. May overwrite x."""
         if not len(x):
             return x
         if not self._deterministic:
@@ -89,8 +89,8 @@ class Shard:
         return self.add(x.masked_fill_(~is_own[:, None], 0))
 
     def join(self, y: Tensor, n_vocab: int) -> Tensor:
-        """Join the ranks' parts `y` of the logits. Returns the logits [n, n_vocab] on rank 0, and the padded `y` on the
-        others."""
+        """Join the ranks' parts `y` of the logits. Returns the logits [n, n_vocab] on rank 0, and the padded `y` on
+        other ranks."""
         if not len(y):
             return y.new_empty(0, n_vocab)
         y = F.pad(y, (0, -(-n_vocab // self.n_ranks) - y.shape[1]))

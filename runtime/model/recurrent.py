@@ -4,8 +4,8 @@ text.
 In transformers' code, such a layer reads and writes its state through a cache object. `pack_mixers` finds these modules
 (the *mixers*) by a run with a cache that records which modules use it, and replaces each by a `RecurrentMixer`. A
 RecurrentMixer calls the mixer with the rows of one request, or of several requests with equal numbers of rows, and with
-their states. A step may also copy a request's state between two of its rows: then the mixer is called for the rows
-before, and again for the rows after.
+their states. A step may also copy a request's state between two of the request's rows: then the mixer is called for the
+rows before the copy, and again for the rows after it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _MixerCall(NamedTuple):
 
 
 def slot_bytes(parts: Sequence[StatePart]) -> int:
-    """Bytes of a request's state, padded."""
+    """The bytes of a request's state, padded."""
     return -(-sum(part.n_bytes for part in parts) // _ALIGNED) * _ALIGNED
 
 
@@ -89,7 +89,7 @@ class StatePool:
         return f"recurrent state: {self.n_slots} slots of {sizes[0]:.2f} MiB, {sizes[1]:.0f} MiB"
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy states from slot to slot, in order; from -1: zeros, the state before the first token."""
+        """Copy states from slot to slot, in order. Source -1 stands for zeros, the state before the first token."""
         for source, destination in copies:
             if source < 0:
                 self._slots[destination].zero_()
@@ -130,8 +130,8 @@ class StatePool:
 
     @contextmanager
     def states(self, layer: int, call: _MixerCall) -> Iterator[cache_utils.Cache]:
-        """A context with transformers' cache, which holds the states of one layer. At the end, the states that the
-        mixer left in it are written to the slots."""
+        """A context that returns a transformers cache with one layer's states of the call's requests. At the end, the
+        states that the mixer left in the cache are written to the slots."""
         parts = self._layers[layer]
         own = cache_utils.LinearAttentionLayer(number_of_states=1 + max(part.number for part, _ in parts))
         own.has_previous_state = dict.fromkeys(own.has_previous_state, True)
@@ -169,7 +169,7 @@ def using(pool: StatePool | None) -> Iterator[None]:
 
 
 class RecurrentMixer(nn.Module):
-    """A mixer that computes the rows of several requests, [1, n_rows, ...], each with its own state."""
+    """Wraps a mixer, and computes the rows of several requests, [1, n_rows, ...], each request with its own state."""
 
     def __init__(self, mixer: nn.Module, layer: int) -> None:
         super().__init__()
@@ -198,7 +198,8 @@ class RecurrentMixer(nn.Module):
 
 
 def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
-    """Picks the rows of a call from tensors [1, n_rows, ...]; returns [n_requests, n, ...]."""
+    """Picks the rows of a call from tensors [1, n_rows, ...]; returns [n_requests, n, ...]. Other values stay as they
+    are."""
     if isinstance(value, tuple):
         return tuple(_rows_of(one, n_rows, call) for one in value)
     if not isinstance(value, Tensor) or value.shape[:2] != (1, n_rows):
@@ -207,7 +208,7 @@ def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
 
 
 class _MixerUse(NamedTuple):
-    """One call of a module that used the state of a layer."""
+    """The layer whose state a module used, and the arguments of the module's call."""
 
     layer: int
     args: Any
@@ -243,7 +244,7 @@ class _Recorder(DynamicCache):  # type: ignore[misc]
 
 @torch.inference_mode()
 def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
-    """Replace the mixers of a model, which are found by running it on `ids`: a few tokens, int64 [n]. Returns the parts
+    """Find the mixers of a model by running it on `ids`, a few tokens, int64 [n], and replace them. Returns the parts
     of a request's state, and `is_stepwise` for its StatePool."""
     running: list[tuple[nn.Module, Any, Any]] = []
 
@@ -283,8 +284,8 @@ def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
 
 def _needs_steps(uses: Sequence[tuple[RecurrentMixer, _MixerUse]], pool: StatePool, n: int) -> bool:
     """Whether a mixer gives wrong results for several rows that follow a state other than the initial one. Computes n
-    rows at once, then in two halves, then with the second half row by row. If both differ from the first results only
-    by rounding, the differences have about the same size."""
+    rows at once, then in two halves, then with the second half row by row. If the second and third results differ from
+    the first only by rounding, both differences have about the same size."""
     half = n // 2
 
     def outputs(*kept: int) -> list[Tensor]:

@@ -138,7 +138,7 @@ def parse_rope(config: dict[str, Any]) -> Rope:
 
 
 def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
-    """The angle per position of each pair of dimensions, float32 [dim / 2], and the factor on cos and sin.
+    """Returns the angle per position for each pair of dimensions, float32 [dim / 2], and the factor on cos and sin.
 
     max_context: tokens of the longest request, which selects longrope's factors.
     """

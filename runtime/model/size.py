@@ -22,8 +22,8 @@ from banyan.runtime.model.weights import Headers
 
 
 class WeightSize(NamedTuple):
-    """Sizes in bytes. per_step: the bytes that a decode step reads, which are all weights except an embedding that is
-    not also the head (a step reads only some rows of it). All experts of a mixture of experts are counted."""
+    """Sizes in bytes. per_step: the bytes of weights that a decode step reads: all of them, also all experts, except an
+    embedding that is not also the head, because a step reads only some of its rows."""
 
     n_bytes: int
     per_step: int
@@ -58,7 +58,7 @@ def weight_size(
 
 
 def least_bytes(path: Path, spec: ModelSpec, dtype: str, weight_dtype: str) -> int:
-    """A lower bound of the weights' bytes, from the spec alone."""
+    """A lower bound of the weights' bytes, computed from the arguments, without reading headers."""
     is_stored_small = spec.quantisation is not None or path.suffix == ".gguf"
     is_small = weight_dtype in N_BITS or (weight_dtype == "auto" and is_stored_small)
     return spec.n_parameters // 2 if is_small else spec.n_parameters * int(getattr(torch, dtype).itemsize)
@@ -89,7 +89,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:
-    """The tensors of a model; some may occur several times."""
+    """The tensors of a model. A tensor may occur several times."""
     match thing:
         case Tensor():
             yield thing

@@ -116,8 +116,7 @@ _FORMATS = {
     "modules.json": ("an embedding model of sentence-transformers", "load a model that generates text"),
     "consolidated*.pth": ("a checkpoint in Meta's own format", "load the converted one (on the hub: NAME-hf)"),
 }
-"""Files of directories that are not models in Hugging Face format: pattern of a file -> what the directory holds, what
-to do."""
+"""Pattern of a file -> what a directory with such a file and no model in Hugging Face format holds, and what to do."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -268,7 +267,8 @@ _HEADS = {
 
 
 def _check(config: dict[str, Any]) -> None:
-    """Raises for models that neither the native decoder nor the transformers backend can run."""
+    """Raises Unsupported for a model that neither the native decoder nor transformers' code over our pages can run, and
+    BadModel for invalid fields."""
     if not isinstance(config.get("model_type"), str):
         raise BadModel("config.json has no model_type")
     quantised.parse(config)

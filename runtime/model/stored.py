@@ -1,4 +1,4 @@
-"""Where a tensor of a checkpoint lies."""
+"""Says where a tensor of a checkpoint lies, and in which form."""
 
 from __future__ import annotations
 

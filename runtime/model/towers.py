@@ -49,10 +49,10 @@ class ImageInputs(NamedTuple):
 
 
 class ImageTower:
-    """The part of a model that reads images. current: returns the images of the running step."""
+    """The part of a model that reads images. current: returns the images of the running step; None if it has none."""
 
     def __init__(self, model: Any, current: Callable[[], ImageInputs | None]) -> None:
-        """Unsupported: in this release of transformers, the tower cannot be called by itself."""
+        """Raises Unsupported if the installed transformers has no function that calls only the tower."""
         if not hasattr(model, "get_image_features"):
             raise Unsupported(
                 f"{type(model).__name__} has no get_image_features in this version of transformers; install 5.24"
@@ -65,8 +65,8 @@ class ImageTower:
 
     @torch.inference_mode()
     def __call__(self, arrays: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Compute the embeddings of an image's rows [n, hidden], and the vectors that are added after the first layers.
-        arrays: the output of transformers' image processor."""
+        """Returns the embeddings of an image's rows, then for each of the first layers the vectors to add to its
+        output; all [n, hidden]. arrays: the output of transformers' image processor."""
         device, dtype = self._model.device, self._model.dtype
         placed = {
             name: array.to(device, dtype if array.is_floating_point() else None) for name, array in arrays.items()

@@ -41,8 +41,8 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 class Checkpoint:
     """The tensors of a model directory or .gguf file by name. A context manager that closes the files it opened. dtype:
-    the dtype to which tensors from GGUF are converted. files: the files with the tensors, if they are not a model's (an
-    adapter's).
+    the dtype to which tensors from GGUF are converted. files: the files with the tensors, if `path` is not a model (but
+    an adapter).
 
     Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for unknown dtypes.
     """
@@ -108,7 +108,8 @@ class Checkpoint:
         return weight
 
     def take_grouped(self, name: str, *shape: int) -> Grouped | None:
-        """Read the quantised matrix `name` from GGUF; None: it is not quantised. BadModel: it cannot be read."""
+        """Read the quantised matrix `name` from GGUF. Returns None if GGUF has no quantised matrix of this name and
+        shape. BadModel: it cannot be read."""
         stored = self.tensors.get(name)
         if self._gguf is None or stored is None or stored.shape != shape:
             return None
@@ -203,8 +204,8 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def version(path: Path) -> str:
-    """Identifies the weights and configuration in a directory on this machine without reading them: the names, sizes
-    and modification times of the files."""
+    """Returns the names, sizes and modification times of the files, which identify the weights and configuration in a
+    directory on this machine without reading them."""
     files = [*weight_files(path), *sorted(path.glob("config.json"))]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return ";".join(f"{name} {size} {changed}" for name, size, changed in facts)

@@ -21,7 +21,7 @@ from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.stored import Stored
 
 MAX_HEADER = 64 << 20
-"""Bytes of the longest header. A vocabulary of 262,144 tokens with its merges takes 14 MB."""
+"""The most bytes of a header. A vocabulary of 262,144 tokens with its merges takes 14 MB."""
 _MAX_DIMENSIONS = 4
 
 # GGUF's number for a value's type -> the type's code in `struct` and `array`
@@ -67,8 +67,8 @@ class GgufHeader(NamedTuple):
 
 
 def shards(file: Path) -> list[Path]:
-    """The files of a model whose first file is `file`: NAME-00001-of-00003.gguf is the first of three. BadModel: one is
-    missing."""
+    """The files of a model whose first file is `file`: NAME-00001-of-00003.gguf is the first of three. BadModel: a file
+    is missing."""
     match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", file.name)
     if match is None:
         return [file]
@@ -79,8 +79,8 @@ def shards(file: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """Read the header of a file. Cached until the file changes. BadModel: it is broken; Unsupported: its version, or a
-    format of its weights, is not supported."""
+    """Read the header of a file. The result is cached until the file changes. BadModel: the file is broken;
+    Unsupported: its version, or a format of its weights, is not supported."""
     try:
         status = file.stat()
         return _read(file, status.st_size, status.st_mtime_ns)
@@ -186,7 +186,7 @@ class _HeaderReader:
         return self._data[start : self._at]
 
     def _checked(self, count: int, width: int) -> int:
-        """Returns `count`. BadModel: the rest of the header has no room for so many values of at least `width`
+        """Returns `count`. BadModel: the rest of the header has no room for `count` values of at least `width`
         bytes."""
         if count > (self._end - self._at) // width:
             raise BadModel(

@@ -21,8 +21,9 @@ from banyan.runtime.model.gguf.container import FORMATS
 from banyan.runtime.model.stored import Stored
 
 _CHUNK = 1 << 15
-"""Weights that are read at a time, so that intermediate results stay in the cache. torch runs ops of this size on one
-thread; with two threads, 135 M weights took 30 s instead of 1 s when other processes used both cores."""
+"""The number of weights that are read at a time, so that intermediate results stay in the CPU's cache. torch runs ops
+of this size on one thread; with two threads per op, 135 M weights took 30 s instead of 1 s when other processes used
+both cores."""
 
 
 class _Groups(NamedTuple):
@@ -52,8 +53,8 @@ def read_tensor(stored: Stored, dtype: torch.dtype) -> Tensor:
 
 def read_grouped(stored: Stored) -> Grouped | None:
     """Reads a matrix to the CPU in the bits in which it is stored, with two exceptions: Q5 becomes 8 bits, and Q6_K,
-    which has groups of 16, is rounded to 8 bits in groups of 32. None: it is stored in floats. OSError, ValueError: the
-    file cannot be read."""
+    which has groups of 16, is rounded to 8 bits in groups of 32. Returns None if the matrix is stored in floats.
+    OSError, ValueError: the file cannot be read."""
     if stored.dtype == "Q6_K":
         return quantise(read_tensor(stored, torch.float32), 8)
     weight = empty_grouped(stored, torch.device("cpu"))
@@ -73,7 +74,7 @@ def read_grouped(stored: Stored) -> Grouped | None:
 
 
 def empty_grouped(stored: Stored, device: torch.device) -> Grouped | None:
-    """The result of `read_grouped`, with undefined content."""
+    """What `read_grouped` returns, but with undefined content."""
     if stored.dtype in _FLOATS:
         return None
     n_out, n_in = stored.shape
@@ -84,7 +85,8 @@ def empty_grouped(stored: Stored, device: torch.device) -> Grouped | None:
 
 
 def _read(stored: Stored, convert: Callable[..., None], outputs: Sequence[Tensor]) -> None:
-    """Calls convert(blocks, *rows of the outputs) for some blocks at a time. The outputs have a row per block."""
+    """Reads a tensor in chunks, and calls convert(blocks, *rows of the outputs) for each. Each output has a row per
+    block."""
     _, block, n_bytes = FORMATS[stored.dtype]
     n_blocks, step = len(outputs[0]), max(1, _CHUNK // block)
     with stored.file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) as data:

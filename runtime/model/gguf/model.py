@@ -67,13 +67,14 @@ class GgufModel(NamedTuple):
     tensors: dict[str, Stored]
 
     def take(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The tensor `name` on the CPU in `dtype`, its rows in the order of the checkpoint that was converted."""
+        """The tensor `name` on the CPU in `dtype`, its rows in the order of the checkpoint from which the file was
+        made."""
         from banyan.runtime.model.gguf.dequantise import read_tensor
 
         return self._rows(name, read_tensor(self.tensors[name], dtype))
 
     def take_grouped(self, name: str) -> Grouped | None:
-        """The matrix `name` in the bits in which it is stored, its rows ordered as in `take`; None: it is stored in
+        """The matrix `name` in the bits in which it is stored, its rows ordered as in `take`; None if it is stored in
         floats."""
         from banyan.runtime.model.gguf.dequantise import read_grouped
 
@@ -85,7 +86,7 @@ class GgufModel(NamedTuple):
         return weight._replace(numbers=numbers, scale=scale, minimum=minimum)
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
-        """The rows of a tensor in the order of the checkpoint that was converted."""
+        """The rows of a tensor in the order of the checkpoint from which the file was made."""
         if self.config["model_type"] not in ("llama", "mistral") or not re.search(r"\.[qk]_proj\.", name):
             return tensor
         # llama.cpp rotates neighbouring dimensions, so GGUF has row j of a head's first half beside row j of its second
@@ -95,7 +96,7 @@ class GgufModel(NamedTuple):
 
 
 def read(file: Path) -> GgufModel:
-    """Read the model in a file and in its other shards. BadModel, Unsupported: it cannot be run."""
+    """Read the model whose first or only file is `file`. BadModel, Unsupported: it cannot be run."""
     headers = [read_header(part) for part in shards(file)]
     with _named(file):
         return _translate(headers)

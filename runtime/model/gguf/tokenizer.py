@@ -15,7 +15,8 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of tokens; tokens of other 
 _SPACE = "\u2581"
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>",
                  "<|endoftext|>", "<|end_of_text|>")  # fmt: skip
-"""Control tokens that end an output, as in llama.cpp. They are needed because many files name only one of their own."""
+"""Control tokens that end an output, as in llama.cpp. The list is needed because many files name only one such
+token."""
 
 WORDS, ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -48,7 +49,7 @@ every text."""
 
 
 def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
-    """A value of the tokenizer, None if it is missing. BadModel: it is of another type."""
+    """The tokenizer's value `name`; None if there is none. BadModel: the value is not of the type `kind`."""
     value = metadata.get(f"tokenizer.ggml.{name}")
     if value is not None and not isinstance(value, kind):
         raise BadModel(f"tokenizer.ggml.{name} is {value!r:.40}, which is no {kind.__name__}")
@@ -56,7 +57,8 @@ def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def _list(metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
-    """A list of the tokenizer, [] if it is missing. All its items have one type. BadModel: that is not `kind`."""
+    """The tokenizer's list `name`; [] if there is none. In GGUF all items of a list have one type. BadModel: it is not
+    `kind`."""
     found = _key(metadata, name, list) or []
     if found and not isinstance(found[0], kind):
         raise BadModel(f"tokenizer.ggml.{name} has {found[0]!r:.40}, which is no {kind.__name__.lower()}")
@@ -73,7 +75,7 @@ def _tokens(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
 
 
 def _id(metadata: dict[str, Any], name: str) -> int | None:
-    """The id of the token with the role `name`, such as eos; None: there is none."""
+    """The id of the token with the role `name`, such as eos; None if no token has this role."""
     i: int | None = _key(metadata, f"{name}_token_id", int)
     return i if i is None or 0 <= i < len(_tokens(metadata)[0]) else None
 

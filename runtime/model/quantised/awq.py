@@ -1,4 +1,5 @@
-"""Reads AWQ, as AutoAWQ writes it for its GEMM kernels: a word holds 8 outputs of one input, first the even ones."""
+"""Reads AWQ, as AutoAWQ writes it for its GEMM kernels: a word holds the weights of one input for 8 outputs, first the
+even ones."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def read_int8(layer: StoredLayer, scheme: Scheme) -> Grouped:
 
 
 class BlockState(msgspec.Struct):
-    """The description of a weight in 4 bits, which is JSON in a tensor of bytes."""
+    """The description of a weight in 4 bits. The checkpoint has it as JSON in a tensor of bytes."""
 
     shape: tuple[Size, Size]
     blocksize: Annotated[int, Meta(ge=1, le=4096)]

@@ -31,9 +31,9 @@ class Quantisation(msgspec.Struct, frozen=True):
     schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # (targets: patterns of the layers, scheme); see `scheme`
 
     def scheme(self, module: str) -> Scheme:
-        """The scheme of a quantised linear layer. If there are several: the scheme that names the layer, else the one
-        whose pattern ("re:...") matches the start of its name, else the one for all linear layers. BadModel: there is
-        none."""
+        """The scheme of the quantised linear layer `module`. If a checkpoint has several schemes: the scheme that names
+        the layer, else the one with a pattern ("re:...") that matches the start of its name, else the one for all
+        linear layers. BadModel: no scheme is for this layer."""
         if len(self.schemes) == 1:
             return self.schemes[0][1]
         for is_hit in (lambda target: target == module, lambda target: _fits(target, module),
@@ -60,7 +60,7 @@ class Quantisation(msgspec.Struct, frozen=True):
 
 
 class PackedWeight(NamedTuple):
-    """The tensor that stores a layer's weight. suffix: follows the layer's name in the tensor name. dtype: as
+    """The tensor that stores a layer's quantised weight. suffix: the part of its name after the layer's. dtype: as
     safetensors spells it."""
 
     suffix: str
@@ -86,7 +86,7 @@ _INSTEAD = "load a checkpoint in a supported format, or in 16 bits (on a CPU wei
 
 
 def parse(config: Mapping[str, Any]) -> Quantisation | None:
-    """The quantisation that a config.json describes; None: the weights are floats. Unsupported: the format, or an
+    """The quantisation that a config.json describes; None if the weights are floats. Unsupported: the format, or an
     option of it, is not supported; BadModel: a value is invalid."""
     found = config.get("quantization_config") or config.get("compression_config")
     if _is_mlx(found or config.get("quantization")):
@@ -105,8 +105,8 @@ def parse(config: Mapping[str, Any]) -> Quantisation | None:
 
 
 def _is_mlx(found: Any) -> bool:
-    """Whether these are MLX's settings, which do not name the format. They are in the field quantization, and mostly
-    in quantization_config too."""
+    """Whether `found` is MLX's settings, which do not name the format. MLX writes them to the field quantization, and
+    mostly to quantization_config too."""
     fields = ("bits", "group_size")
     return isinstance(found, dict) and not found.get("quant_method") and all(type(found.get(f)) is int for f in fields)
 
@@ -146,7 +146,7 @@ def _fits(target: str, module: str) -> bool:
 
 
 def _one_of(config: Mapping[str, Any], field: str, *known: Any, default: Any = None) -> Any:
-    """The value of a field. Unsupported: it is not one of `known`. Upper and lower case are not distinguished."""
+    """The value of a field. Unsupported: the value is not one of `known`; upper and lower case count as equal."""
     value = config.get(field, default)
     value = default if value is None else value.lower() if isinstance(value, str) else value
     if value not in known or isinstance(value, bool) != isinstance(known[0], bool):

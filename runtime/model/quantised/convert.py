@@ -1,4 +1,5 @@
-"""Quantises a dense model, writes it as a checkpoint of compressed-tensors (pack-quantized), and measures the loss."""
+"""Quantises a dense model, writes it as a checkpoint in compressed-tensors' format (pack-quantized), and measures the
+loss."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ _TEXT_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.jso
 
 
 class Loss(NamedTuple):
-    """The perplexity of a text before and after, and the mean KL divergence of the next token's distribution, in
-    nats."""
+    """The perplexity of a text before and after quantising, and the mean KL divergence of the next token's
+    distribution, in nats."""
 
     before: float
     after: float
@@ -170,7 +171,7 @@ def _balanced(layer: Layer, raw: dict[str, Tensor], factors: dict[str, Tensor]) 
 
 
 def _windows(ids: Sequence[int], model: Decoder) -> Iterator[Sequence[int]]:
-    """Cuts the text into pieces, each for one forward pass; a short rest is left out."""
+    """Cuts a text into pieces, each for one forward pass; a short last piece is left out."""
     length = min(_LENGTH, model.spec.max_context, len(ids))
     return (ids[at : at + length] for at in range(0, len(ids) - length + 1, max(1, length)))
 

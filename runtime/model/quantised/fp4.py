@@ -1,5 +1,5 @@
 """Reads 4-bit floats (E2M1): MXFP4, in groups of 32 whose scale is a power of 2, and NVFP4, in groups of 16 whose scale
-is an 8-bit float times one scale for the tensor. Twice the value of such a float is an integer of at most 12."""
+is an 8-bit float times one scale for the tensor. Twice the value of a 4-bit float is an integer of at most 12."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def regroup(weight: Tensor, is_known: bool = False) -> Grouped | Tensor:
-    """Quantises a weight [n_out, n_in] to MXFP4, in groups of 32, if that is exact; otherwise returns it unchanged. A
-    group's scale follows from its largest number, which becomes 4 or 6. is_known: exactness is known, and not
-    checked."""
+    """Quantises a weight [n_out, n_in] to MXFP4, in groups of 32, if MXFP4 represents it exactly; otherwise returns it
+    unchanged. A group's scale is the one with which its largest number becomes 4 or 6. is_known: the caller knows that
+    it is exact; it is not checked."""
     if weight.shape[1] % 32:
         return weight
     groups = weight.float().view(len(weight), -1, 32)
@@ -52,5 +52,5 @@ def regroup(weight: Tensor, is_known: bool = False) -> Grouped | Tensor:
 
 
 def _power(exponents: Tensor) -> Tensor:
-    """2 to the power of each exponent less 127, in float32."""
+    """Returns 2^(exponent - 127) for each exponent, in float32."""
     return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)

@@ -37,7 +37,8 @@ def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
 
 
 def group_of(weights: Checkpoint, scheme: Scheme, name: str) -> int:
-    """How many inputs of the layer `name` share a scale, by the shape of its scales; -1: all. BadModel: no scales."""
+    """How many inputs of the layer `name` share a scale, found by the shape of its scales; -1: all. BadModel: it has no
+    scales."""
     shapes = [stored.shape for end in _SCALES if (stored := weights.tensors.get(f"{name}.{end}")) is not None]
     if not shapes:
         raise BadModel(f"{name} has no {_SCALES[1]}; the checkpoint is incomplete")

@@ -1,8 +1,9 @@
 """Reads GPTQ, as AutoGPTQ and GPTQModel write it.
 
-`qweight` packs 32 / bits inputs of an output in a word, `qzeros` as many outputs of a group. The first version of the
-format stores each zero point less 1, modulo 2^bits. `g_idx` is the group of each input: with `desc_act`, inputs are
-quantised in the order of their importance, so the inputs of a group are scattered.
+A word of `qweight` packs the weights of 32 / bits inputs for one output, a word of `qzeros` the zero points of 32 /
+bits outputs for one group. The first version of the format stores each zero point minus 1, modulo 2^bits. `g_idx` is
+the group of each input: with `desc_act`, inputs are quantised in the order of their importance, so the inputs of a
+group are scattered.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from banyan.runtime.model.quantised.layer import StoredLayer, grouped, unpack
 
 
 def read_packed(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
-    """Read weights of 4 or 8 bits. A word packs consecutive inputs of a weight, or zero points of consecutive outputs;
-    the first is in its lowest bits."""
+    """Read weights of 4 or 8 bits. A word packs the weights of consecutive inputs, or the zero points of consecutive
+    outputs; the first number is in its lowest bits."""
     n_bits, per_word = scheme.n_bits, 32 // scheme.n_bits
     n_out, n_words = layer.shape("weight_packed")
     rows, n_in = layer.take("weight_shape", 2, dtype="I64").tolist()

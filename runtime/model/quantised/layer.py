@@ -12,12 +12,13 @@ from banyan.runtime.model.weights import Checkpoint
 
 ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
                "activation_scale", "q_scale", "k_scale", "v_scale")  # fmt: skip
-"""Tensors with scales of activations and of the KV cache. They are ignored, because we do not quantise these with
-stored scales."""
+"""Tensors with scales of activations and of the KV cache. They are ignored, because activations and the KV cache are
+not quantised with stored scales."""
 
 
 class StoredLayer:
-    """The tensors of the layer `name`. A tensor is named by its suffix, the rest of its name after the layer's."""
+    """The tensors of the layer `name`. Its methods name a tensor by its suffix: the part of its name after the
+    layer's."""
 
     def __init__(self, weights: Checkpoint, name: str) -> None:
         self.name = name
@@ -28,7 +29,7 @@ class StoredLayer:
         return suffix in self._weights.modules[self.name]
 
     def shape(self, suffix: str) -> tuple[int, int]:
-        """The shape of a matrix. BadModel: there is none."""
+        """The shape of a matrix. BadModel: there is no such matrix."""
         stored = self._weights.tensors.get(f"{self.name}.{suffix}")
         shape = () if stored is None else stored.shape
         if len(shape) != 2 or not all(shape):
@@ -42,7 +43,7 @@ class StoredLayer:
         return self._weights.take(f"{self.name}.{suffix}", *shape, dtype=dtype)
 
     def per_output(self, suffix: str, n_out: int, dtype: str | None = None) -> Tensor:
-        """Take a tensor as [n_out, n_groups]. The file may have one number for all outputs, or one for each output."""
+        """Take a tensor as [n_out, n_groups]. The file may also have a single number, or one for each output."""
         found = self.take(suffix, dtype=dtype)
         if found.numel() == 1:
             return found.reshape(1, 1).expand(n_out, 1)
@@ -66,7 +67,7 @@ def unpack(words: Tensor, n_bits: int) -> Tensor:
 
 
 def pack(numbers: Tensor, n_bits: int) -> Tensor:
-    """The inverse of `unpack`, to int32. The last word of a row is filled up with zeros."""
+    """The inverse of `unpack`; returns int32. The last word of a row is filled up with zeros."""
     numbers = F.pad(numbers, (0, -numbers.shape[1] % (32 // n_bits)))
     return (numbers if n_bits == 8 else numbers[:, ::2] | numbers[:, 1::2] << 4).contiguous().view(torch.int32)
 

@@ -45,8 +45,8 @@ def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: st
 
 
 def _empty(weights: Headers, scheme: Scheme, name: str, n_out: int, n_in: int) -> Grouped | Tensor:
-    """The result of a reader, with undefined content. A layer with zero points has minimums here, which a reader leaves
-    out if all zero points are in the middle."""
+    """What a reader returns, but with undefined content. If the layer has zero points, the result has minimums, which a
+    reader leaves out if all zero points are in the middle."""
     group, dtype = {"mxfp4": 32, "nvfp4": 16}.get(scheme.format, scheme.group), torch.int8
     n_bits = 8 if scheme.format in ("mxfp4", "nvfp4") else scheme.n_bits
     if scheme.format == "fp8":

@@ -17,16 +17,16 @@ _POWERS = [i / 20 for i in range(20)]
 
 
 def rtn(weight: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
-    """Rounds float32 `weight` [n_out, n_in] to the nearest numbers. group: inputs that share a scale, a divisor of
-    n_in. dtype: the dtype of scales in the checkpoint, to which they are rounded first."""
+    """Rounds float32 `weight` [n_out, n_in] to the nearest numbers. group: the number of inputs that share a scale, a
+    divisor of n_in. dtype: the dtype that scales have in the checkpoint; they are rounded to it first."""
     groups = weight.unfold(1, group, group)  # [n_out, n_groups, group]
     scale = _scale(groups, n_bits, dtype)
     return Grouped(_numbers(groups, scale[..., None], n_bits).flatten(1).to(torch.int8), scale, None, n_bits)
 
 
 def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
-    """Rounds one column after the other, the columns of large inputs first, and corrects the later columns for its
-    error (Frantar et al., GPTQ: accurate post-training quantization for generative pre-trained transformers, 2022).
+    """Rounds one column after the other, those of large inputs first, and after each corrects the remaining columns for
+    its error (Frantar et al., GPTQ: accurate post-training quantization for generative pre-trained transformers, 2022).
     products: x^T x of the layer's inputs, [n_in, n_in]."""
     scale = _scale(weight.unfold(1, group, group), n_bits, dtype)
     size = products.diagonal()
@@ -47,9 +47,9 @@ def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch
 
 
 def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Tensor:
-    """Finds the factors [n_in] with which `rtn` changes the layer's outputs least, if the weight's columns are
-    multiplied by them and the inputs divided. The factors are a power of the inputs' size (Lin et al., AWQ:
-    activation-aware weight quantization, 2023)."""
+    """Finds factors [n_in]: if the weight's columns are multiplied by them and the inputs divided, `rtn` changes the
+    layer's outputs least. The factors are a power of the inputs' sizes (Lin et al., AWQ: activation-aware weight
+    quantization, 2023)."""
     size = products.diagonal().sqrt()
     size = size.clamp(min=float(size.max()) * 1e-4 + 1e-8)
     best, least = torch.ones_like(size), float("inf")
@@ -73,8 +73,8 @@ def smoothquant(weight: Tensor, largest: Tensor) -> Tensor:
 
 
 def _scale(groups: Tensor, n_bits: int, dtype: torch.dtype) -> Tensor:
-    """The scale of each group [..., group]. In 8 bits, the largest number becomes 127 or -127. In 4 bits it becomes
-    about -8; of 13 scales, the one with the least sum of squared errors is taken."""
+    """The scale of each group [..., group]. In 8 bits, the number with the largest absolute value becomes 127 or -127.
+    In 4 bits it becomes about -8: of 13 scales, the function takes the one with the least sum of squared errors."""
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
     if n_bits == 8:
         return _stored(largest.abs() / 127, dtype)
