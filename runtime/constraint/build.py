@@ -14,7 +14,7 @@ def build(spec: ConstraintSpec, vocabulary: Vocabulary) -> CompiledConstraint:
     """Compile a spec that `canonical` returned. Raises a ConstraintError that says why the spec cannot be compiled."""
     with rust_panics_as(ConstraintCrashed, "the constraint could not be compiled: its compiler panicked"):
         if spec.engine == "outlines_core":
-            from banyan.runtime.constraint.dfa import DfaConstraint  # imported here, because it loads outlines_core
+            from banyan.runtime.constraint.dfa import DfaConstraint  # here, because the module loads outlines_core
 
             return DfaConstraint(spec, vocabulary)
         value = LlgConstraint(spec, vocabulary)

@@ -22,7 +22,7 @@ class DfaConstraint:
 
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
         self.next, self.final = build_automaton(spec)
-        self.is_end = self.final & (self.next < 0).all(1)  # final, and nothing may follow
+        self.is_end = self.final & (self.next < 0).all(1)  # final states that no byte may follow
         self.vocabulary = vocabulary
         ends = np.frombuffer(vocabulary.message.ends, np.int32)[: vocabulary.n_vocab].astype(np.int64)
         self._starts = np.concatenate([[0], ends[:-1]])

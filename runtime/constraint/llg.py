@@ -35,13 +35,13 @@ _STYLES: dict[str, dict[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
     "either": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
-    "any": {"whitespace_pattern": r"[ \t\n\r]{0,40}"},  # bounded, or a model could emit whitespace forever
+    "any": {"whitespace_pattern": r"[ \t\n\r]{0,40}"},  # bounded, so that a model cannot emit whitespace forever
 }
 _SCALARS = ("string", "integer", "number", "boolean", "null")
 _WHITESPACE = r"/[ \t\r\n]{0,4}/"
 """The whitespace that is allowed between a trigger and its value."""
 _KINDS = {"regex": "regex", "json_schema": "JSON Schema", "grammar": "grammar", "choices": "list of choices"}
-_MAX_QUOTE = 200  # most characters of a compiler's message that an error repeats
+_MAX_QUOTE = 200  # the most characters of a compiler's message that an error repeats
 
 
 class LlgConstraint:

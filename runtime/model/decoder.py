@@ -1,7 +1,7 @@
 """The native dense decoder for Llama, Mistral, Qwen2 and Qwen3.
 
-All tokens of a step, of all requests, of prefill chunks and decodes, are rows of one flat batch. Only attention
-combines rows; `ragged` says which.
+The tokens of a step, those of prefill chunks and of decodes, are rows of one flat batch. Only attention combines rows,
+those of one request: see `Ragged`.
 """
 
 from __future__ import annotations

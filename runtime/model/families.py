@@ -2,8 +2,8 @@
 native decoder computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
 
 Each family's struct has the field names of its config.json and transformers' defaults. A field that the struct does not
-have raises an error that names it, unless it is known to be irrelevant for inference, because the checkpoint may
-compute something that this decoder does not.
+have raises an error that names it, unless it is known to be irrelevant for inference, because the model may need
+something that this decoder does not compute.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     chunk: int = 0  # tokens of a chunk, if layers attend only inside chunks of the text; 0: no layer does
     windows: tuple[int, ...] = ()  # the sliding window of each layer in tokens, 0: none; (): no layer has one
     n_first: int = 0  # attention sinks: first tokens of a text, which its tokens attend to besides the window
-    images: ImageSpec | None = None  # how the model takes images; None: it does not
+    images: ImageSpec | None = None  # how the model takes images; None: it takes none
     latent_dim: int = 0  # latent attention: a value is the first latent_dim numbers of its key; 0: values are stored
 
     @property
@@ -205,7 +205,7 @@ def parse(config: dict[str, Any]) -> Dense:
     unknown = [
         key
         for key, value in config.items()
-        if value  # None, false, 0 and empty enable nothing
+        if value  # None, false, 0 and empty values enable nothing
         and key not in fields | _ELSEWHERE | _IRRELEVANT
         and not key.startswith(_IRRELEVANT_PREFIXES)
     ]
@@ -226,7 +226,7 @@ def parse(config: dict[str, Any]) -> Dense:
 
 
 def _check(c: Dense) -> None:
-    if c.hidden_act not in ("silu", "swish"):  # two names of one function
+    if c.hidden_act not in ("silu", "swish"):  # both names mean the same function
         raise Unsupported(f"hidden_act is {c.hidden_act!r}; the native decoder computes 'silu' only")
     counts = (c.vocab_size, c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads,
               c.n_kv_heads, c.dim, c.max_position_embeddings)  # fmt: skip

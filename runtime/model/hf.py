@@ -239,7 +239,7 @@ class HfModel:
                 f"{s.family}: through paged attention its logits differ from transformers' own by {worst:.1%}; "
                 "it computes something outside of the attention registry"
             )
-        # config.json does not have all windows
+        # then config.json lacks some windows
         if tuple(self.rules[i].window for i in range(len(s.windows))) != s.windows:
             self.spec = msgspec.structs.replace(s, windows=())
         for layer, rule in self.rules.items():
@@ -476,7 +476,7 @@ def _max_context(path: Path, config: Any) -> int:
     """The longest context according to config.json; 0 if config.json gives none."""
     longest, rope = _largest(config, "max_position_embeddings"), getattr(config, "rope_parameters", None) or {}
     try:
-        if rope.get("rope_type") == "yarn":  # if layers differ in their rope, it has their kinds as keys
+        if rope.get("rope_type") == "yarn":  # if layers differ in rope, its keys are kinds of layers
             longest = max(longest, int(rope["original_max_position_embeddings"] * float(rope["factor"])))
         if config.model_type in ("cohere", "cohere2"):  # Command R has 8192, but was trained for model_max_length
             longest = max(longest, getattr(config, "model_max_length", None) or 0)
@@ -509,7 +509,7 @@ def _largest(config: Any, name: str) -> int:
     """The config's number `name`: the largest if layers differ, 0 if there is none."""
     try:
         return getattr(config, name, None) or 0
-    except Exception:  # transformers refuses the attribute of the whole model if it differs by layer
+    except Exception:  # if layers differ, transformers refuses to read it for the whole model
         return max(getattr(layer, name, None) or 0 for layer in config.per_layer_config)
 
 

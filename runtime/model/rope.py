@@ -122,7 +122,7 @@ def parse_rope(config: dict[str, Any]) -> Rope:
         fields["original_max_position_embeddings"] = trained or config.get("max_position_embeddings")
     if kind in ("longrope", "yarn") and fields.get("factor") is None:
         lengths = config.get("max_position_embeddings"), fields["original_max_position_embeddings"]
-        if all(isinstance(n, int) and n for n in lengths):  # else the conversion says what is wrong
+        if all(isinstance(n, int) and n for n in lengths):  # if not, the conversion to a struct reports what is wrong
             fields["factor"] = lengths[0] / lengths[1]
     if fields.get("partial_rotary_factor") == 1.0:
         del fields["partial_rotary_factor"]

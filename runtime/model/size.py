@@ -43,8 +43,8 @@ def weight_size(
     from torch._subclasses.fake_tensor import FakeTensorMode  # here, because this import takes a second
 
     number = getattr(torch, dtype)
-    Linear(torch.zeros(1, 1, dtype=number), dtype=number)  # its cached tests need real tensors
-    # On a CPU, weights have layouts of their own, so the empty tensors must say that they are there: fake tensors do.
+    Linear(torch.zeros(1, 1, dtype=number), dtype=number)  # its cached tests, such as `_can_pack`, need real tensors
+    # On a CPU, weights have layouts of their own, so empty tensors must report the device cpu, as fake tensors do.
     is_cpu = device == "cpu"
     at = torch.device("cpu" if is_cpu else "meta")
     with FakeTensorMode(allow_non_fake_inputs=True) if is_cpu else nullcontext():

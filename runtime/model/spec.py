@@ -49,7 +49,7 @@ def resolve(path_or_id: str | Path) -> Path:
         if name in PACKAGED:
             return _packaged(name)
     # os.path, because methods of Path raise if a name is too long, or names a user (~NAME) who does not exist
-    path = Path(os.path.expanduser(path_or_id)).absolute()  # its string is never the name of a model
+    path = Path(os.path.expanduser(path_or_id)).absolute()  # absolute, so it is never read as the name of a model
     if path_or_id != "" and os.path.isdir(path):  # Path("") is the current directory
         return path if any(path.glob("*.safetensors")) else _only_gguf(path) or path
     if path_or_id != "" and os.path.exists(path):
@@ -129,7 +129,7 @@ def read_config(path: Path) -> dict[str, Any]:
     for pattern, (what, advice) in _FORMATS.items():
         is_named_so = (
             config is None and pattern.lstrip("*.") in name_of(path).lower()
-        )  # `_download` fetches no .gguf files, so only the name shows what they are
+        )  # `_download` fetches no .gguf files, so only the repository's name can show that it holds GGUF
         if (config is None or not has_weights) and (any(path.glob(pattern)) or is_named_so):
             base = (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path")
             advice = advice.replace("{base}", f" ({base})" if base else "")
@@ -147,7 +147,7 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
     """The spec of a model directory or hub id.
 
     Raises ModelNotFound, BadModel (config.json or weights are missing or broken) or Unsupported (names the feature).
-    For families that transformers computes, its config class is used, which imports torch.
+    For families that transformers computes, transformers' config class is used, which imports torch.
     """
     path = resolve(path_or_id)
     config = read_config(path)

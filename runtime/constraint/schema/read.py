@@ -195,13 +195,13 @@ class Document:
                 out.setdefault(key, []).append(value)
             elif key in NAMED:
                 out.setdefault(key, {})[rest[0].replace("~1", "/").replace("~0", "~")] = value
-        if names and "properties" in out:  # so that its own properties are written first
+        if names and "properties" in out:  # so that the schema's own properties are written first
             out.setdefault("allOf", []).append({"$ref": out.pop("$ref")})
         for name in names[1:]:
             out.setdefault("allOf", []).append({"$ref": f"#/$defs/{name}"})
         for keyword, dependents in (("if", ("then", "else")), ("contains", ("minContains", "maxContains"))):
             if keyword not in out:
-                for dependent in dependents:  # these keywords mean nothing without it
+                for dependent in dependents:  # these have no meaning without `keyword`
                     out.pop(dependent, None)
         return out
 

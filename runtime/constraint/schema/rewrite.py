@@ -230,7 +230,7 @@ class _SchemaWriter:
             values = asked.get("enum", [asked.get("const")])
             allowed = [one for one in values if isinstance(one, str) and asked.get("const", one) == one]
             count = max(rest.get("minProperties", 0), rest.get("maxProperties", 0))
-            if count > 1 and "properties" not in rest:  # where `_counts` finds the names; the compiler can count to 1
+            if count > 1 and "properties" not in rest:  # `_counts` reads them; the compiler counts to 1
                 rest["properties"] = dict.fromkeys(allowed, rest.get("additionalProperties", True))
                 rest["additionalProperties"] = False
                 return []
@@ -281,7 +281,7 @@ class _SchemaWriter:
         low, high = rest.get("minProperties", 0) - len(needed), rest.get("maxProperties", math.inf) - len(needed)
         if low <= 0:
             rest.pop("minProperties", None)
-        if is_closed and high < 0:  # too few even for the required ones
+        if is_closed and high < 0:  # the maximum is below the number of required ones
             for key in ("minProperties", "maxProperties"):
                 rest.pop(key, None)
             return [_NO_OBJECT]

@@ -153,7 +153,7 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
             config[field] = value
         elif (field := _ROPE.get(key)) is not None:
             rope[field] = value
-        elif key not in _ELSEWHERE and value:  # 0, false and empty enable nothing
+        elif key not in _ELSEWHERE and value:  # 0, false and empty values enable nothing
             raise Unsupported(f"its metadata has {architecture}.{key}, which is not known for {architecture}")
     _check(config, own, tensors)
     config["vocab_size"] = tensors["model.embed_tokens.weight"].shape[0]

@@ -25,7 +25,7 @@ class Scheme(msgspec.Struct, frozen=True):
 
 
 class Quantisation(msgspec.Struct, frozen=True):
-    """The schemes of a checkpoint."""
+    """How a checkpoint stores its quantised linear layers: one scheme, or several for different layers."""
 
     title: str
     schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # (targets: patterns of the layers, scheme); see `scheme`
@@ -97,7 +97,7 @@ def parse(config: Mapping[str, Any]) -> Quantisation | None:
         raise BadModel(f"quantization_config is {found!r}, but must be an object")
     method = found.get("quant_method")
     if method is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
-        method = "bitsandbytes"  # older versions do not name themselves
+        method = "bitsandbytes"  # older versions of bitsandbytes write no quant_method
     if not isinstance(method, str) or method not in _METHODS:
         raise Unsupported(f"quantization_config: quant_method {method!r} is not supported; supported: "
                           f"{', '.join(_METHODS)}; {_INSTEAD}")  # fmt: skip
@@ -221,7 +221,7 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
             raise Unsupported(f"quantization_config: a group is {group!r}; its scheme must be written out")
         weights, targets = group.get("weights"), group.get("targets")
         if not weights:
-            continue  # a group for activations alone
+            continue  # a group that quantises only activations
         if not isinstance(weights, dict) or not isinstance(targets, list):
             raise BadModel("quantization_config: a group needs an object of weights and a list of targets")
         layout, activations = group.get("format") or config.get("format"), group.get("input_activations")

@@ -19,7 +19,7 @@ def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
     n_words, n_out = layer.shape("qweight")
     n_groups = layer.shape("scales")[0]
     index = layer.take("g_idx", dtype="I32")
-    n_bits = 32 * n_words // max(1, index.numel())  # with `dynamic`, layers differ
+    n_bits = 32 * n_words // max(1, index.numel())  # not the scheme's: with `dynamic`, layers differ
     if n_bits not in (4, 8) or index.shape != (32 // n_bits * n_words,):
         shape = f"{list(index.shape)}, which does not fit {n_words} words of {scheme.n_bits} bits"
         raise layer.broken(f"g_idx has shape {shape}")
