@@ -5,8 +5,8 @@ framework with multiple decoding heads, 2024): head k predicts the token k + 2 p
 speculative sampling requires rethinking feature uncertainty, 2024; the head of EAGLE-2 is the same): one autoregressive
 layer over the embedding of a token and the feature of the token before it. A feature is the target model's last hidden
 state, after the final norm. EAGLE-3 (Li et al., EAGLE-3: scaling up inference acceleration of large language models via
-training-time test, 2025): a feature joins three hidden states, of an early, a middle and a late layer, and the head has
-an output layer of its own, for the most frequent tokens.
+training-time test, 2025): a feature joins three hidden states, of an early, a middle and a late layer, and the draft
+head has its own output layer, for the most frequent tokens.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Eagle:
 
 
 class Eagle3(Eagle):
-    """An EAGLE-3 layer with the target model's embedding and an output head of its own."""
+    """An EAGLE-3 layer with the target model's embedding and its own output head."""
 
     def __init__(self, large: Decoder, spec: ModelSpec, layer: Layer, rope: tuple[Tensor, float], fuse: Linear,
                  norms: tuple[Tensor, Tensor], head: Linear, targets: Tensor, eps: float) -> None:  # fmt: skip

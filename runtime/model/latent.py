@@ -51,8 +51,7 @@ class _OverLatents:
 
 
 def has_latents(model_class: type) -> bool:
-    """Whether transformers' code for a model makes keys and values from latents in a method of its own
-    (`expand_kv`)."""
+    """Whether transformers' code for a model makes keys and values from latents in a separate method, `expand_kv`."""
     own = vars(inspect.getmodule(model_class)).values()
     return any(inspect.isclass(part) and hasattr(part, "expand_kv") for part in own)
 

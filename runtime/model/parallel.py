@@ -26,7 +26,7 @@ dist: Any = _distributed  # its type stubs are incomplete
 
 TIMEOUT = timedelta(minutes=10)
 """Time limit for one exchange (collective operation) between ranks. It is longer than any step. If a rank dies, an
-exchange fails at once."""
+exchange fails immediately."""
 
 
 class Shard:
@@ -156,7 +156,7 @@ def cut(weight: Tensor | Grouped, at: slice, name: str, by_inputs: bool = False)
 
 def sharded(spec: ModelSpec, tp: int) -> ModelSpec:
     """The dimensions of the part of a model that each of `tp` ranks has. ConfigError: the model cannot be cut into `tp`
-    parts; Unsupported: it is not of a native family."""
+    parts; Unsupported: the model is not of a native family."""
     if tp == 1:
         return spec
     c = spec.dense

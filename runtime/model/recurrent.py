@@ -65,8 +65,8 @@ class StatePool:
     def __init__(
         self, parts: Sequence[StatePart], n_slots: int, device: torch.device | str, is_stepwise: bool = False
     ) -> None:
-        """is_stepwise: the mixers can compute several rows at once only from the initial state, so rows after any other
-        state are computed one by one."""
+        """is_stepwise: the mixers compute several rows in one call correctly only from the initial state, so rows after
+        any other state are computed one by one."""
         self.n_slots, self._size = n_slots, (size := slot_bytes(parts))
         try:
             self._slots = torch.zeros(n_slots, size, dtype=torch.uint8, device=device)
@@ -284,8 +284,8 @@ def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
 
 def _needs_steps(uses: Sequence[tuple[RecurrentMixer, _MixerUse]], pool: StatePool, n: int) -> bool:
     """Whether a mixer gives wrong results for several rows that follow a state other than the initial one. Computes n
-    rows at once, then in two halves, then with the second half row by row. If the second and third results differ from
-    the first only by rounding, both differences have about the same size."""
+    rows in one call, then in two halves, then with the second half row by row. If the second and third results differ
+    from the first only by rounding, both differences have about the same size."""
     half = n // 2
 
     def outputs(*kept: int) -> list[Tensor]:

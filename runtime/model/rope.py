@@ -167,8 +167,8 @@ def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
 
 
 def _yarn(rope: Yarn, inverse: Tensor) -> tuple[Tensor, float]:
-    """Divides the frequencies of slow pairs by `factor`, keeps those of fast pairs, and blends in between; sections 3.2
-    to 3.4 of the paper."""
+    """Divides the frequencies of slow pairs by `factor`, keeps those of fast pairs, and blends both for the pairs in
+    between; sections 3.2 to 3.4 of the paper."""
     import torch
 
     dim = 2 * len(inverse)
@@ -206,7 +206,7 @@ def _longrope_scale(rope: LongRope) -> float:
 
 
 def _llama3(rope: Llama3, inverse: Tensor) -> Tensor:
-    """Stretches wavelengths beyond the trained context by `factor`, keeps short ones, and blends between them."""
+    """Multiplies long wavelengths by `factor`, keeps short ones, and blends both for the wavelengths in between."""
     wavelengths = 2 * math.pi / inverse
     n_waves = rope.original_max_position_embeddings / wavelengths
     blend = ((n_waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)

@@ -34,8 +34,8 @@ _OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and duplicates of t
 
 def resolve(path_or_id: str | Path) -> Path:
     """The absolute path of a model's directory or .gguf file. path_or_id: the name of a shipped or packaged model, a
-    path, or a hub id, which is downloaded. For a directory without safetensors that holds one GGUF model, this is the
-    .gguf file.
+    path, or a hub id, which is downloaded. For a directory without safetensors that holds one GGUF model, the result is
+    the .gguf file.
 
     The name of a shipped or packaged model takes precedence over a directory of that name; write ./NAME for the
     directory. Only safetensors, configuration and tokenizer files are downloaded, never pickles or code. Raises
@@ -122,7 +122,7 @@ _FORMATS = {
 def read_config(path: Path) -> dict[str, Any]:
     """Read config.json of a model directory, and check that the directory can be run and has its weights.
 
-    BadModel or Unsupported: the directory cannot be run. The message says what it holds and what to do.
+    BadModel or Unsupported: the directory cannot be run. The message says what the directory holds and what to do.
     """
     config = read_json(path / "config.json")
     has_weights = any(path.glob("model*.safetensors"))

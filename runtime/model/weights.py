@@ -109,7 +109,7 @@ class Checkpoint:
 
     def take_grouped(self, name: str, *shape: int) -> Grouped | None:
         """Read the quantised matrix `name` from GGUF. Returns None if GGUF has no quantised matrix of this name and
-        shape. BadModel: it cannot be read."""
+        shape. BadModel: the file cannot be read."""
         stored = self.tensors.get(name)
         if self._gguf is None or stored is None or stored.shape != shape:
             return None

@@ -94,7 +94,7 @@ def negation(schema: Schema, document: Document, depth: int = 0) -> Schema:
 
 
 def _negated(key: str, value: Any, no: Any) -> Schema:
-    """The negation of one keyword that does not depend on others."""
+    """The negation of a keyword whose meaning does not depend on other keywords."""
     match key:
         case "type":
             named = {value} if isinstance(value, str) else set(value)

@@ -1,11 +1,11 @@
 """Rewrites a JSON Schema so that it uses only keywords that the grammar compiler supports.
 
 `not` becomes the negated schema. `if` becomes two alternatives; `dependent...` becomes one alternative without the
-property and one with what it requires. `oneOf` becomes `anyOf` if its branches are disjoint, else each branch excludes
-the others. `unevaluated...` becomes `additionalProperties` or `items`, once per combination of branches that evaluate
-different properties or items. Counts of properties become one alternative per set of optional properties. A keyword
-that cannot be rewritten is rejected by name, or left out if the finished value is checked. Apart from what is left out,
-the result never allows a value that the schema does not.
+property and one with what the property requires. `oneOf` becomes `anyOf` if its branches are disjoint, else each branch
+excludes the others. `unevaluated...` becomes `additionalProperties` or `items`, once per combination of branches that
+evaluate different properties or items. Counts of properties become one alternative per set of optional properties. A
+keyword that cannot be rewritten is rejected by name, or left out if the finished value is checked. Apart from what is
+left out, the result never allows a value that the schema does not.
 """
 
 from __future__ import annotations

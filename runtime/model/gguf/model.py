@@ -96,7 +96,7 @@ class GgufModel(NamedTuple):
 
 
 def read(file: Path) -> GgufModel:
-    """Read the model whose first or only file is `file`. BadModel, Unsupported: it cannot be run."""
+    """Read the model whose first or only file is `file`. BadModel, Unsupported: the model cannot be run."""
     headers = [read_header(part) for part in shards(file)]
     with _named(file):
         return _translate(headers)

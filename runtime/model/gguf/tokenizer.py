@@ -57,8 +57,8 @@ def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def _list(metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
-    """The tokenizer's list `name`; [] if there is none. In GGUF all items of a list have one type. BadModel: it is not
-    `kind`."""
+    """The tokenizer's list `name`; [] if there is none. In GGUF all items of a list have one type. BadModel: the type
+    is not `kind`."""
     found = _key(metadata, name, list) or []
     if found and not isinstance(found[0], kind):
         raise BadModel(f"tokenizer.ggml.{name} has {found[0]!r:.40}, which is no {kind.__name__.lower()}")

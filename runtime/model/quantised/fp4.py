@@ -40,7 +40,7 @@ def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 def regroup(weight: Tensor, is_known: bool = False) -> Grouped | Tensor:
     """Quantises a weight [n_out, n_in] to MXFP4, in groups of 32, if MXFP4 represents it exactly; otherwise returns it
     unchanged. A group's scale is the one with which its largest number becomes 4 or 6. is_known: the caller knows that
-    it is exact; it is not checked."""
+    MXFP4 is exact, so this is not checked."""
     if weight.shape[1] % 32:
         return weight
     groups = weight.float().view(len(weight), -1, 32)

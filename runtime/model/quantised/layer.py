@@ -78,8 +78,8 @@ def grouped(layer: StoredLayer, numbers: Tensor, scale: Tensor, zero: Tensor | N
 
     numbers  uint8 [n_out, n_in], 0 to 2^n_bits - 1
     scale    float32 [n_out, n_groups]
-    zero     uint8 [n_out, n_groups]; None: the middle of the numbers
-    group    inputs of a group, the last of which may have fewer; -1: all
+    zero     uint8 [n_out, n_groups]; None: 2^(n_bits - 1)
+    group    the number of inputs in a group; the last group may have fewer; -1: all
     index    int [n_in]: the group of each input; None: the groups are consecutive inputs
     Returns  Grouped; float32 [n_out, n_in] if the groups have different sizes, or are not consecutive
     """
