@@ -24,7 +24,7 @@ def n_processors(arch: str) -> int:
 
 
 def warp_size(arch: str) -> int:
-    """Threads of a warp."""
+    """The number of threads in a warp."""
     return 64 if arch.startswith("gfx") else 32
 
 
@@ -47,8 +47,8 @@ _LAUNCHES = {
 
 
 def launch(op: str, n: int) -> tuple[int, int]:
-    """(block, num_warps) for rows of n numbers on the current device. block is a power of 2; a smaller block has
-    proportionally fewer threads."""
+    """Returns (block, num_warps) for rows of n numbers on the current device. block is a power of 2; a smaller block
+    has proportionally fewer threads."""
     block, threads = _LAUNCHES[op]
     own = min(block, 1 << (n - 1).bit_length())
     return own, max(1, threads * own // block // warp_size(architecture()))

@@ -28,7 +28,7 @@ class Dispatch(NamedTuple):
 
     @property
     def n_bytes(self) -> float:
-        """Bytes that the op moves in the EXAMPLE, at least."""
+        """The least number of bytes that the op moves in the example that `banyan kernels` prints."""
         return self.op.n_bytes(_SIZES.get(self.op.name, OpSizes()))
 
     @property
@@ -65,8 +65,8 @@ def _on_cpu(op: Op) -> Dispatch:
 def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str:
     """Why deterministic mode is impossible here, as the end of an error message; "" if it is possible.
 
-    Every op of the C++ library sums each row in a fixed order. The libraries that torch calls do not promise that on
-    any device. (On a GPU, a deterministic model gives them tiles of one shape: see `runtime/model/linear.py`.)
+    Every op of the C++ library sums each row in a fixed order. The libraries that torch calls promise no fixed
+    order on any device. (On a GPU, a deterministic model gives them tiles of one shape: see `runtime/model/linear.py`.)
     """
     rounds = "rounds a row differently in different batches"
     if device != "cpu":

@@ -46,7 +46,7 @@ Pool = Tensor | Quantized
 
 
 def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> list[Pool]:
-    """n uninitialised pools in one allocation, so that one launch can copy in all of them (see `stacks`).
+    """Returns n uninitialised pools in one allocation, so that one launch can copy in all of them (see `stacks`).
 
     shape: [n_pages, page_size, n_kv_heads, head_dim]. A `dtype` of KV_KINDS gives `Quantized` pools.
     """
@@ -118,14 +118,14 @@ def parts(pool: Pool) -> tuple[Tensor, ...]:
 
 
 def slot_bytes(n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that one token takes in one pool."""
+    """How many bytes one token takes in one pool."""
     if dtype == HALVES:
         return n_kv_heads * (head_dim // 2 + 4 * (head_dim // group_of(head_dim)))
     return n_kv_heads * (head_dim * dtype.itemsize + (4 if dtype in LIMIT else 0))
 
 
 def read(pool: Pool, pages: Tensor, dtype: torch.dtype) -> Tensor:
-    """The content of `pages` (int64 [n]) as [n, page_size, n_kv_heads, head_dim] in `dtype`."""
+    """Returns the content of `pages` (int64 [n]) as [n, page_size, n_kv_heads, head_dim] in `dtype`."""
     if not isinstance(pool, Quantized):
         return pool.index_select(0, pages).to(dtype)
     real = torch.promote_types(dtype, torch.float32)
@@ -162,7 +162,7 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def group_of(head_dim: int) -> int:
-    """Numbers of a head that share a scale and a minimum in 4 bits; as in native/vector.h."""
+    """How many numbers of a head share a scale and a minimum in 4 bits; the same as in native/vector.h."""
     return 16 if head_dim % 32 else 32
 
 

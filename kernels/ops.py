@@ -204,9 +204,9 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) ->
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
-    """For each (source page, destination page, n_slots) of `copies`, copy the first n_slots slots, in every pool.
+    """For each (source page, destination page, n_slots) of `copies`, copies the first n_slots slots in every pool.
 
-    Modifies the pools; see `small_ops/reference.py`."""
+    Changes the pools in place; see `small_ops/reference.py`."""
     if pools:
         implementation("copy_pages", pools[0].device.type)(pools, copies)
 
@@ -246,7 +246,7 @@ def linear(x: Tensor, weight: AnyWeight, bias: Tensor | None = None) -> Tensor:
 
 
 def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product) -> None:
-    """Add to each row of y, in place, the output of its LoRA adapter for the same row of x; see `lora/reference.py`.
+    """Adds to each row of y, in place, the output of its LoRA adapter for the same row of x; see `lora/reference.py`.
     product: the matrix product for implementations that do not have their own."""
     implementation("add_lora", y.device.type)(y, x, adapted, layer, linear, product)
 

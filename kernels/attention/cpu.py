@@ -37,7 +37,7 @@ def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
 
 def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
     """Attention in torch, one request after the other: gathers its pages and calls torch's flash kernel. Raises
-    ValueError for a deterministic batch, since torch rounds differently per shape."""
+    ValueError for a deterministic batch, since torch's rounding depends on the shapes."""
     if ragged.deterministic:
         raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
     scale, softcap, window, sinks, first_keys, first_q = options

@@ -1,7 +1,8 @@
 """A batch of decodes at fixed addresses, so that a captured step (a CUDA graph) can be replayed for other batches.
 
 A captured launch keeps its grid and its pointers. So the tables have room for more rows, items, partial results and
-merges than a step needs. Unused entries are zero: an item without rows and a merge without parts do nothing.
+merges than a step needs. Unused entries are zero: for an item without rows or a merge without parts, a kernel does
+nothing.
 """
 
 import numpy as np
@@ -22,7 +23,7 @@ class GraphBatch:
     """
 
     def __init__(self, like: Ragged, n_rows: int, n_pages: int, spare: range, window_spare: range = range(0)) -> None:
-        """like: a batch that the model has computed. Its `plans` show which plans the layers need. window_spare: as
+        """like: a batch that the model has computed. Its `plans` show which plans the layers need. window_spare: like
         `spare`, for windowed layers that have pages of their own."""
         device = like.slots.device
         self._windowed = None if like.windowed is None else GraphBatch(like.windowed, n_rows, n_pages, window_spare)
@@ -65,9 +66,10 @@ class GraphBatch:
 class _PlanTables:
     """Room for the tables of a plan, one after the other in one tensor, so that one copy transfers them all.
 
-    There is room for twice the plan `like`, and for any n_rows decodes that share no pages, with items for their first
-    keys. Such decodes have small items only. For each unused entry the GPU starts a program, which returns at once. If
-    there is no room for large items, their kernel is not launched.
+    There is room for twice the items and partial results of the plan `like`. The plan of any n_rows decodes that share
+    no pages fits too: it has small items only, among them those for first keys (`PlanKey.first`). For each unused item
+    or merge, the GPU starts a program that does nothing. If there is no room for large items, their kernel is not
+    launched.
     """
 
     def __init__(self, like: AttentionPlan, key: PlanKey, n_rows: int, device: torch.device) -> None:
@@ -78,7 +80,8 @@ class _PlanTables:
         self.data = torch.zeros(sum(n * m for n, m in self.shapes), dtype=torch.int32, device=device)
 
     def on_device(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """The entry of `Ragged.plans`: small and large items, rows, merges, and the number of partial results."""
+        """Returns the entry of `Ragged.plans`: small and large items, rows, merges, and the number of partial
+        results."""
         parts = torch.split(self.data, [n * m for n, m in self.shapes])
         small, large, rows, merges = (part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
         return small, large, rows, merges, self.n_partials

@@ -10,7 +10,7 @@ iteration, so K and V would be single-buffered with any number of stages.
 
 Latent attention (MLA) is a variant of this kernel: a block of latents is loaded once, as keys and as values, and a
 score is the sum of two products, over the latent and over the ROTATED numbers after it. All heads read the same key.
-They are split among programs, because sums of 512 numbers for 128 heads would not fit into registers.
+The heads are split among programs, because sums of 512 numbers for 128 heads would not fit into registers.
 """
 
 from typing import NamedTuple
@@ -110,7 +110,7 @@ def _halves(
     b_page, p_v, p_v_scale, o_slot, s_scale, o_key, end,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Loads the values of a block that have 4 bits, and dequantises them to float32 [keys, BLOCK_D]."""
+    """Loads a block of 4-bit values, and dequantises them to float32 [keys, BLOCK_D]."""
     N_GROUPS: tl.constexpr = BLOCK_D // GROUP
     m_key = (o_key < end)[:, None]
     o_byte, o_group = tl.arange(0, BLOCK_D // 2), tl.arange(0, N_GROUPS)
@@ -136,8 +136,9 @@ def _attend(
     SINKS: tl.constexpr,
     ALL_MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes one item for one KV head. The tile has the item's rows times the heads of the group. ROTATED: in latent
-    attention, how many numbers of a key follow the DIM that are also its value; 0: values have their own pool."""
+    """Computes one item for one KV head. A row of the tile is a row of the item and a head of the group. ROTATED: in
+    latent attention, how many numbers a key has after the DIM that are also its value; 0: values have their own
+    pool."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
     first, n_rows, request = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
@@ -242,7 +243,7 @@ def _merge(
     p_part, p_lse, p_out, p_sinks, p_merges, s_out_row, s_out_head, n_heads,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial results of rows whose keys were split, as in flash-decoding. A program: (row, query head).
+    """Merges the partial results of one row and query head, whose keys were split, as in flash-decoding.
 
     Each partial result is weighted by its softmax denominator. With SINKS, the head's sink is part of the total."""
     i_merge, i_head = tl.program_id(0), tl.program_id(1)
@@ -283,7 +284,7 @@ class Tile(NamedTuple):
 
 def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, n_rows: int, *, large: bool) -> Tile:
     """The tile for small or large items of a batch of n_rows. Tiles are not autotuned, so that results repeat and tests
-    can compile every variant. Those for heads of 128 on sm_90 are the fastest of a dozen on an H100.
+    can compile every variant. The tiles for heads of 128 on sm_90 are the fastest of a dozen on an H100.
 
     The tests check registers, shared memory and spills of each entry; gfx942 has 64 KB of LDS. kind: how the pool of
     values stores numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, which leaves fewer registers
@@ -436,8 +437,8 @@ def _device_plan(
     ragged: Ragged, tiles: list[Tile], n_kv_heads: int, group: int, seen: tuple[int, int], arch: str,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
-    """The plan's tables on the device: small and large items, rows, merges, and the number of partial results. Cached
-    in the batch for the step's other layers. seen: the window, and the number of first keys."""
+    """Returns the plan's tables on the device: small and large items, rows, merges, and the number of partial results.
+    The batch caches them for the step's other layers. seen: the window, and the number of first keys."""
     small_rows, large_rows = (shape.rows // group for shape in tiles)
     if ragged.deterministic:
         small_rows = 0  # two tile shapes would round differently
@@ -459,7 +460,7 @@ class PlanKey(NamedTuple):
 
 
 def host_plan(ragged: Ragged, key: PlanKey) -> AttentionPlan:
-    """The plan as numpy tables."""
+    """Plans the attention of a batch in the layers with this key. The tables are in numpy."""
     return plan(
         ragged.q_lens,
         ragged.kv_lens,

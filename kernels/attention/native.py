@@ -38,7 +38,7 @@ class AttentionCall(ctypes.Structure):
 
 
 class NativeWork(NamedTuple):
-    """A plan as arguments of the library."""
+    """A plan, converted to arguments of the C++ library."""
 
     tables: tuple[Any, ...]  # keeps the arrays alive that `arguments` points to
     rows: int  # pointer
@@ -49,7 +49,7 @@ class NativeWork(NamedTuple):
 def attend(
     library: ctypes.CDLL, q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions
 ) -> Tensor:
-    """See `reference.attention`; for inputs that `cpu.is_known` accepts."""
+    """See `reference.attention`. Takes only inputs that `cpu.is_known` accepts."""
     n_heads, dim = q.shape[1:]
     page_size, n_kv_heads = k_pool.shape[1:3]
     out = q.new_empty(len(q), n_heads, v_pool.shape[3])
@@ -104,7 +104,7 @@ def prepare(
 
 
 def _work(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int, first: int) -> NativeWork:
-    """A batch's plan, cached for the layers with the same window."""
+    """Returns a batch's plan, which the batch caches for the layers with the same sizes, window and first keys."""
     n_threads = threads.n_max()
     key = ("native", n_heads, n_kv_heads, dim, window, first, n_threads)
     if key not in ragged.plans:

@@ -1,8 +1,8 @@
 """Cuts a step's attention into work items: which rows read which keys. Pure Python and numpy, without torch.
 
-Requests that begin with the same pages share a subtree of the batch. If it pays, its keys are read once for all rows
-below it: an item then holds rows of several requests, and each of these rows merges one more partial result (Hydragen,
-Juravsky et al., 2024; the choice by cost follows FastTree, Pan et al., 2025).
+Requests that begin with the same pages share a subtree of the batch. If that saves time, the subtree's keys are read
+once for all of these requests: an item then holds rows of several requests, and each of these rows merges one more
+partial result (Hydragen, Juravsky et al., 2024; the choice by cost follows FastTree, Pan et al., 2025).
 """
 
 import functools
@@ -14,14 +14,14 @@ import numpy as np
 
 MIN_SPLIT = 256  # keys per part of a split item, at least: with fewer, the merge costs more than the split saves
 LARGE_SPLIT = 2, 512
-"""For large items on a GPU, in place of WAVES and MIN_SPLIT. They are split less, since each part writes a partial
-result for each of its rows, and large items have many rows. From measurements on an H100."""
+"""The values of WAVES and MIN_SPLIT for large items on a GPU, measured on an H100. Large items are split less than
+small ones, since each part writes a partial result for each of its rows, and large items have many rows."""
 ALIGN = 64  # items begin at multiples of this, or where a shared prefix ends, so they have whole blocks and pages
 WAVES = 4  # items per multiprocessor to aim for when items are split
 CHUNK = 256  # keys per item of a deterministic plan; another number would change the last bits of results
 MERGE_KEYS = {"cpu": 48.0, "cuda": 384.0}
-"""`merge_keys` of plans, by device type. On a CPU, sharing 48 keys per row takes 0.85 to 1.02 times the time of
-separate reads. On an H100, sharing 256 keys takes 1.2 times the time, and sharing 512 takes 0.95."""
+"""The argument `merge_keys` of `plan`, by device type. On a CPU, sharing 48 keys per row takes 0.85 to 1.02 times as
+long as separate reads. On an H100, sharing 256 keys takes 1.2 times as long, and sharing 512 takes 0.95 times."""
 MAX_DRAFT = 64  # rows of a draft tree, at most: an ancestor mask covers the last 64 keys of a request
 
 
@@ -35,10 +35,11 @@ class Subtree(NamedTuple):
 class AttentionPlan(NamedTuple):
     """One step's attention; the same for all layers with the same window and head counts.
 
-    small, large  items by tile shape, longest read first. int32 [n_items, 8]: first entry in `rows`, number of rows,
-                  request whose pages are read, first key, end of keys, position of the first row (each further row is
-                  one position later), first key that the ancestor mask covers, whether it reads the first keys of the
-                  text (`AttentionOptions.first`), with `first_q` and without the window's mask
+    small, large  items by tile shape, longest read first unless deterministic. int32 [n_items, 8]: first entry in
+                  `rows`, number of rows, request whose pages are read, first key, end of keys, position of the first
+                  row (each further row is one position later), first key that the ancestor mask covers, whether it
+                  reads the first keys of the text (`AttentionOptions.first`), with `first_q` and without the window's
+                  mask
     rows          int32 [n, 2]: row of q; index of its partial result (-1: the item reads all keys of the row, and
                   writes the final result)
     merges        int32 [n_split_rows, 4]: row of q, its first partial result, number of partial results, 0
@@ -53,7 +54,7 @@ class AttentionPlan(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Rows of q that one item of each shape can hold. (The tile has these rows times the heads of a group.)"""
+    """How many rows of q one item of each kind can hold. (The tile has these rows times the heads of a group.)"""
 
     small: int
     large: int
@@ -62,10 +63,10 @@ class Tiles(NamedTuple):
 
 
 def subtrees(table: np.ndarray, contexts: Sequence[int], page_size: int) -> list[Subtree]:
-    """The shared prefixes of a batch, parents before children.
+    """Finds the shared prefixes of a batch. Returns parents before children.
 
-    table [n, max_pages]: page ids, padded. contexts: tokens of each request that are in KV before this step. Pages that
-    the step writes to are never shared.
+    table [n, max_pages]: page ids, padded. contexts: how many tokens of each request are in KV before this step. Pages
+    that the step writes to are never shared.
     """
     n = len(table)
     if n < 2 or len(set(table[:, 0].tolist())) == n:
@@ -106,22 +107,22 @@ def plan(
     """Cuts the attention of a ragged batch into items. If there are too few items to occupy all processors, those
     that read many keys are split.
 
-    A request whose rows fit a small tile becomes one small item, any other becomes several large ones. If several items
-    read keys for one row, the partial results of the row are numbered in the order of these keys.
+    A request whose rows fit a small tile becomes one small item, any other becomes one or more large items. If several
+    items read keys for one row, the partial results of the row are numbered in the order of these keys.
 
-    q_lens         rows of q of each request
-    kv_lens        keys of each request, including those of its rows of q
+    q_lens         number of rows of q, by request
+    kv_lens        number of keys, including those of the rows of q, by request
     programs       Triton programs per item, for small and for large items: one for each KV head, or one for all heads
     n_processors   multiprocessors of the GPU; on the CPU, threads
-    window         keys that a row sees, including its own; 0: all
-    first          with a window: keys at the beginning that each row sees too. They have items of their own, except
-                   where the window hides nothing
+    window         number of keys that a row sees, including its own; 0: all
+    first          with a window: number of keys at the beginning that each row sees too. They have items of their own,
+                   except where the window hides nothing
     shared         subtrees that may be read once for several requests, parents first
     merge_keys     cost of merging one more partial result of a row, as the number of keys that an item reads in that
                    time. A subtree is shared if the keys that are no longer read cost more than the merges
-    large_split    how large items are split, see LARGE_SPLIT; None: as small ones
-    deterministic  each item reads at most CHUNK keys and starts at a multiple of CHUNK. Then the order in which a row's
-                   sum is computed depends only on the row's position and window, not on the batch
+    large_split    how large items are split, see LARGE_SPLIT; None: like small ones
+    deterministic  no item reads across a multiple of CHUNK. Then the order in which a row's sum is computed depends
+                   only on the row's position, `window` and `first`, not on the batch
     """
     is_plain = not window and not deterministic
     if is_plain and not shared and max(q_lens, default=0) == min(q_lens, default=0) == 1:
@@ -174,7 +175,7 @@ def _oldest(position: int, window: int, align: int) -> int:
 
 
 def _tiles(context: int, q_len: int, size: int, cut: int) -> Iterator[tuple[int, int]]:
-    """(first row, number of rows) of each tile of a request. No tile crosses a multiple of `cut` (0: no such limit)."""
+    """Yields (first row, number of rows) of each tile of a request. No tile crosses a multiple of `cut`; 0: no cut."""
     first = 0
     while first < q_len:
         n = min(size, q_len - first, cut - (context + first) % cut if cut else size)
@@ -194,7 +195,7 @@ def _share(
     merge_keys: float,
 ) -> tuple[list[int], list[_Item], list[_Item]]:
     """Decides which subtrees are read once for several requests. Returns the key at which each request's own reads
-    begin (`first`: it shares nothing), and the small and the large shared items.
+    begin (`first` if it shares no subtree), and the small and the large shared items.
 
     If sharing a subtree does not pay, its keys are considered again with the subtrees below it.
     """
@@ -250,18 +251,18 @@ def _split(items: list[_Item], n_programs: int, n_wanted: int, least: int) -> li
 
 
 def _by_length(items: list[_Item]) -> list[_Item]:
-    """The items, the longest read first."""
+    """Sorts items by the number of keys that they read, the most first."""
     return sorted(items, key=lambda item: item[3] - item[2], reverse=True)
 
 
 def _split_size(n_keys: int, n_programs: int, n_wanted: int, least: int) -> int:
-    """The keys of a part, at least: an item is split if it reads twice as many. n_keys: the sum over all items."""
+    """The least number of keys per part. Items with twice as many keys are split. n_keys: the sum over all items."""
     return max(least, n_keys * n_programs // n_wanted)
 
 
 def _decodes(kv_lens: Sequence[int]) -> AttentionPlan:
-    """The plan of decodes that share no keys, have no window and are not split, as in most steps. It is the plan that
-    the general case would give, in less time."""
+    """Returns the plan of decodes that share no keys, have no window and are not split, as in most steps. The general
+    case would return the same plan, but takes longer."""
     small: list[int] = []
     for i in sorted(range(len(kv_lens)), key=kv_lens.__getitem__, reverse=True):
         end = kv_lens[i]
@@ -271,7 +272,7 @@ def _decodes(kv_lens: Sequence[int]) -> AttentionPlan:
 
 @functools.lru_cache(256)
 def _rows_alone(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`large`, `rows` and `merges` of n decodes, each of which is read by one item."""
+    """Returns `large`, `rows` and `merges` of the plan of n decodes that have one item each."""
     rows = np.full((n, 2), -1, np.int32)
     rows[:, 0] = np.arange(n)
     return np.empty((0, 8), np.int32), rows, np.empty((0, 4), np.int32)

@@ -1,4 +1,4 @@
-"""The description of a step's batch that attention needs: rows, requests, and where their keys and values are."""
+"""What attention needs to know about a step's batch: rows, requests, and where their keys and values are."""
 
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
@@ -22,7 +22,7 @@ class AttentionOptions(NamedTuple):
 
     softcap c  scores become c * tanh(scores / c); 0: off
     window w   a row at position p attends only to keys at positions > p - w; 0: no window. A draft tree must not have
-               more rows than w, since the index of its rows in the cache is not their position
+               more rows than w, since the index of its rows in the cache can exceed their position
     sinks      [n_heads]: one more logit per head that takes part in the softmax and has no value
     first f    with a window: a row also attends to the first f keys, however far they are. 0: only to its window
     first_q    queries, shaped as q, that replace q for the first f keys, so that these can seem nearer than they are
@@ -80,7 +80,7 @@ class Ragged(NamedTuple):
             raise ValueError(f"a window of {window} is smaller than a tree of {self.n_drafted} drafts")
 
     def seen_in(self, window: int) -> "Ragged":
-        """The batch for a layer with this window; 0: a layer without a window."""
+        """Returns the batch for layers with this window; 0: for layers without a window."""
         return self.windowed if window and self.windowed is not None else self
 
 
@@ -97,15 +97,16 @@ def ragged(
 ) -> Ragged:
     """Builds a batch from counts and page ids. Copies to a GPU are asynchronous.
 
-    q_lens   new rows of each request
-    kv_lens  tokens of each request, including the new rows
+    q_lens   number of new rows, by request
+    kv_lens  number of tokens, including the new rows, by request
     pages    page j of `pages[i]` holds tokens `j * page_size` and up. Pages past the last token are not read
     parents  for a request whose rows are a draft tree: the parent of each row, counted from the request's first row
              (-1: the parent is the last token before the rows). At most 64 rows, parents before children. None: each
              row follows the one before it
     wanted   for each request, how many of its last rows need a result; None: all
-    chunk    for layers that attend only inside chunks of so many tokens, whole pages: `local` becomes the batch for
-             these layers, in which the rows and keys of each chunk are a request of their own. Not with `parents`
+    chunk    number of tokens in a chunk, a multiple of page_size, for layers that attend only inside chunks: `local`
+             becomes the batch for these layers, in which the rows and keys of each chunk are a request of their own.
+             Not with `parents`
 
     Raises ValueError if a request has more rows than tokens or too few pages, if `parents` is not such a tree, or if
     `chunk` is not a number of whole pages or is given with `parents`.
@@ -154,7 +155,8 @@ def from_host(
     tables: HostTables, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], shared: tuple[Subtree, ...], n_drafted: int,
     deterministic: bool, tail: Ragged | None, device: torch.device | str,
 ) -> Ragged:  # fmt: skip
-    """Builds the batch that has these tables, and copies them to `device`; see `Ragged`. shared: its subtrees."""
+    """Builds the batch that has these tables, and copies them to `device`; see `Ragged`. shared: the batch's
+    subtrees."""
     *always, ancestors = tables
     q_start, kv_len, table, slots, position = (to_device(each, device) for each in always)
     masks = None if ancestors is None else to_device(ancestors, device)
@@ -167,7 +169,7 @@ def from_host(
 def _rows(
     q_lens: Sequence[int], contexts: Sequence[int], pages: Sequence[Sequence[int]], page_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`q_start`, `position` and `slots` of a batch without trees."""
+    """Returns `q_start`, `position` and `slots` of a batch without draft trees."""
     q_start, position, slots = [0], array("i"), array("q")
     for q_len, at, own in zip(q_lens, contexts, pages, strict=True):
         q_start.append(q_start[-1] + q_len)
@@ -197,14 +199,14 @@ def _in_chunks(
 
 
 def _last_rows(parents: Sequence[int] | None, n: int) -> list[int] | None:
-    """The parents of a tree's last n rows. The rows before them are a chain."""
+    """Returns the parents of a tree's last n rows, counted from the first of them. The rows before them are a chain."""
     return None if parents is None else [max(-1, parent - len(parents) + n) for parent in parents[len(parents) - n :]]
 
 
 def _trees(
     q_lens: Sequence[int], parents: Sequence[Sequence[int] | None], position: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`ancestors` and `position` of a batch with draft trees."""
+    """Returns `ancestors` and `position` of a batch with draft trees."""
     masks: list[int] = []
     depth: list[int] = position.tolist()
     for q_len, own in zip(q_lens, parents, strict=True):

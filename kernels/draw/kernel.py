@@ -38,9 +38,10 @@ def _uniform(seed, sample, position):
 @triton.jit
 def _search(p_w, n_vocab, low, high, n_low, n_high, mass_low, mass_high, goal, BY_COUNT: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """Finds the threshold above which the weights reach a goal, in number or in mass. The weights >= `low` reach it,
-    those >= `high` do not. Both are the bits of positive floats, which have the same order as the floats. Each pass
-    gains two bits. Ends when at most one weight is between `low` and `high`."""
+    """Finds the largest threshold for which the weights at or above it reach a goal, in number or in sum. Those at or
+    above `low` reach the goal, those at or above `high` do not; n_low, n_high, mass_low and mass_high are their numbers
+    and sums. `low` and `high` are the bits of positive floats, which have the same order as the floats. Each pass gains
+    two bits. Ends when at most one weight is from `low` to below `high`. Returns the new values, without `high`."""
     o = tl.arange(0, BLOCK)
     while (high - low > 1) & (n_low - n_high > 1):
         quarter, half = tl.maximum((high - low) // 4, 1), tl.maximum((high - low) // 2, 1)
@@ -81,7 +82,7 @@ def _search(p_w, n_vocab, low, high, n_low, n_high, mass_low, mass_high, goal, B
 
 @triton.jit
 def _weigh(p_x, n_vocab, peak, temperature, BLOCK: tl.constexpr):
-    """Replaces logits by weights, the largest of them 1. Returns how many are above 0, and their sum."""
+    """Replaces logits by weights, of which the largest is 1. Returns how many weights are above 0, and their sum."""
     o = tl.arange(0, BLOCK)
     b_n, b_mass = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32)
     for start in range(0, n_vocab, BLOCK):

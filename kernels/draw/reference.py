@@ -20,7 +20,7 @@ _WORD = (1 << 64) - 1
 
 
 def draw(logits: Tensor, rows: Rows) -> Tensor:
-    """One token per row, int64 [n_rows]; -1 if the row has a NaN or +inf, or only -inf.
+    """Draws one token per row, int64 [n_rows]; -1 if the row has a NaN or +inf, or only -inf.
 
     logits [n_rows, n_vocab] may be overwritten. At temperature 0, returns the first argmax. Else draws from the softmax
     of logits / temperature, filtered by top_k, then top_p, and min_p.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 FLOAT4 = 5  # as in native/grouped.h
-"""The n_bits of 4-bit floats (E2M1). `numbers` holds each float times 2, which is an integer."""
+"""The value of `n_bits` for 4-bit floats (E2M1). `numbers` holds each float times 2, which is an integer."""
 FLOAT8 = 6
-"""The n_bits of 8-bit floats (E4M3)."""
+"""The value of `n_bits` for 8-bit floats (E4M3)."""
 
 
 class Grouped(NamedTuple):
@@ -51,9 +51,9 @@ def quantise(weight: Tensor, n_bits: int, group: int = 32) -> Grouped:
 
 
 def concatenate(parts: Sequence[Tensor | Grouped], dtype: torch.dtype) -> Tensor | Grouped:
-    """One weight with the outputs of all given weights. Quantised weights may differ in format: the result has the
-    smallest of their groups, 8 bits if one has 8, and minimums if one has minimums. If one of the weights is a Tensor,
-    or some are in E4M3 and others not, the result is a Tensor in `dtype`."""
+    """Returns one weight with the outputs of all given weights. Quantised weights may differ in format: the result has
+    the smallest of their groups, 8 bits if any has 8, and minimums if any has minimums. If any weight is a Tensor, or
+    some are in E4M3 and others not, the result is a Tensor in `dtype`."""
     small = [part for part in parts if isinstance(part, Grouped)]
     if len(small) < len(parts) or len({part.n_bits == FLOAT8 for part in small}) > 1:
         return torch.cat([part.dequantise(dtype) if isinstance(part, Grouped) else part.to(dtype) for part in parts])

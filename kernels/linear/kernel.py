@@ -2,8 +2,8 @@
 
 A tile of weights is dequantised in registers, and is the left operand of the product: Hopper's tensor cores can read
 this operand from registers, so the numbers are not written to shared memory again. A byte of 4-bit numbers holds two
-that are HALF inputs apart. So a tile of bytes becomes two tiles of numbers, each for runs of HALF columns of x. Many
-rows are bound by arithmetic: then the weight is dequantised once, and the vendor's library computes the product.
+that are HALF inputs apart. So a tile of bytes becomes two tiles of numbers, each for runs of HALF columns of x. A
+product of many rows is bound by arithmetic: then the weight is dequantised once, and the vendor's library multiplies.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ WARPS = 8  # per multiprocessor, about; if there are fewer, the inputs are cut i
 
 @triton.jit
 def columns(k, i_half, BITS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The inputs to which one half of a tile's numbers belong; the tile begins at input k. See `dequantised`."""
+    """Returns the inputs of the numbers in one half of a tile that begins at input k. See `dequantised`."""
     if BITS == 4:
         o_half = tl.arange(0, BLOCK_K // 2)
         o_k = k + o_half // HALF * (2 * HALF) + o_half % HALF + i_half * HALF
@@ -87,8 +87,8 @@ def _linear(
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs, block of rows, part of the inputs). n_each: inputs of a part, in whole blocks. Each
-    part has an output of its own."""
+    """Computes a block of outputs of a block of rows, from one part of the inputs. n_each: number of inputs in a part,
+    a multiple of BLOCK_K. Each part has its own output in p_out."""
     o_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     m_m, m_n = o_m < n_rows, o_n < n_out
@@ -113,7 +113,7 @@ def _linear(
 
 @triton.jit
 def _add_parts(p_parts, p_bias, p_out, n_parts, n_out, n_all, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds the parts and the bias. Program (block of outputs of all rows)."""
+    """Adds the parts and the bias. Each program adds a block of the flattened output."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n_all
     b_sum = tl.zeros([BLOCK], tl.float32)
@@ -130,7 +130,7 @@ def _dequantise(
     GROUP: tl.constexpr, UNIT: tl.constexpr, BITS: tl.constexpr, HAS_MIN: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs, block of inputs)."""
+    """Dequantises the weights of a block of outputs and a block of inputs."""
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     k = tl.program_id(1) * BLOCK_K
     m_n, o_w = (o_n < n_out)[:, None], tl.minimum(o_n, n_out - 1)
@@ -154,7 +154,7 @@ class Shape(NamedTuple):
 
 def shape(n_rows: int, n_bits: int) -> Shape:
     """The tile for n_rows rows. Few rows have small tiles, since reading the weight is the bottleneck. More rows have
-    tiles that dequantise it less often. The fastest of a dozen on an H100."""
+    tiles that dequantise it less often. Each is the fastest of a dozen on an H100."""
     if n_rows <= 16:
         return Shape(16, 64, 256, 4, 3) if n_bits == 4 else Shape(16, 16, 128, 1, 3)
     if n_bits == 4:
@@ -200,8 +200,9 @@ def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor
 
 
 def split(out: Tensor, n_in: int, own: Shape) -> tuple[tuple[int, int, int], int, Tensor]:
-    """Cuts the inputs of a product into parts. Returns the grid, the inputs of a part, and where the parts go: `out`
-    [n_rows, n_out] if there is one, else float32 [n, n_rows, n_out], for `add_parts`."""
+    """Cuts the inputs of a product into parts. Returns the grid, the number of inputs in a part, and the tensor that
+    the parts go to: `out` [n_rows, n_out] if there is one part, else a new float32 [n, n_rows, n_out], for
+    `add_parts`."""
     n_rows, n_out = out.shape
     blocks, tiles = triton.cdiv(n_in, own.inputs), (triton.cdiv(n_out, own.outputs), triton.cdiv(n_rows, own.rows))
     each = triton.cdiv(blocks, n_parts(tiles[0] * tiles[1], blocks, own.warps))
@@ -219,7 +220,7 @@ def add_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
 
 
 def dequantise(weight: GroupedRows, dtype: torch.dtype) -> Tensor:
-    """The weight as a tensor [n_out, n_in]."""
+    """Dequantises the weight to a tensor [n_out, n_in]."""
     numbers, scale, minimum, n_in, n_bits, _ = weight
     n_out, n_groups, outputs, inputs = len(numbers), scale.shape[1], 16, 256
     out = torch.empty((n_out, n_in), dtype=dtype, device=numbers.device)

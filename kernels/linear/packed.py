@@ -17,8 +17,8 @@ _DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
 class Packed(NamedTuple):
     """A weight in panels: float32 [panels, n_in, width]; bfloat16 [panels, n_in / 2, width, 2], n_in padded to a
-    multiple of 32; quantised: bytes [panels, groups, 512 (8 bits) or 256 (4 bits)], whose scales are multiplied by the
-    factor of their output."""
+    multiple of 32; quantised: bytes [panels, groups, 512 (8 bits) or 256 (4 bits)]. There, `scale` and `minimum` are
+    relative to the `factor` of their output."""
 
     panels: Tensor
     n_out: int
@@ -56,14 +56,14 @@ class Weight(ctypes.Structure):
 
     @classmethod
     def of(cls, weight: Packed, bias: Tensor | None) -> "Weight":
-        """Points to the tensors of `weight` and to `bias`, which must stay alive."""
+        """Makes a struct with pointers to the tensors of `weight` and to `bias`, which must stay alive."""
         tensors = weight.panels, weight.scale, weight.minimum, weight.factor, bias
         return cls(*map(address, tensors), weight.n_in, weight.n_out, weight.n_bits, weight.deterministic)
 
 
 def pack(weight: Tensor, width: int) -> Packed:
-    """Packs `weight` [n_out, n_in] in panels of `width` output columns, for rows in the weight's dtype. With bfloat16,
-    pairs of k are adjacent. Panels are padded with 0."""
+    """Packs `weight` [n_out, n_in] in panels of `width` output columns, for rows in the weight's dtype. In bfloat16,
+    each panel holds pairs of inputs side by side. Panels are padded with 0."""
     n_out, n_in = weight.shape
     pairs = 2 if weight.dtype == torch.bfloat16 else 1
     tall = F.pad(weight, (0, -n_in % GROUP if pairs == 2 else 0, 0, -n_out % width))
@@ -94,7 +94,7 @@ def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Pa
     factor = largest.where(largest > 0, 1.0) / 256  # so that products with numbers of 8 bits just fit into float16
 
     def part(x: Tensor) -> Tensor:
-        """[n_out, n_groups] as float16 [panels, groups of 32, 16]."""
+        """Divides x [n_out, n_groups] by the factors, and lays it out as float16 [panels, groups of 32, 16]."""
         each = (x / factor[:, None]).half().repeat_interleave(tall.shape[1] // GROUP // n_groups, 1)
         return F.pad(each, (0, 0, 0, -n_out % COLUMNS)).view(-1, COLUMNS, each.shape[1]).transpose(1, 2).contiguous()
 

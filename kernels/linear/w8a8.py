@@ -23,7 +23,8 @@ def _quantise_rows(
     p_x, p_numbers, p_scale, n_rows, n_in, width, n_groups, s_x,
     GROUP: tl.constexpr, KIND: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, block of groups). Rows are padded to `width` inputs with zeros. p_scale: [n_groups, n_rows]."""
+    """Quantises a block of groups of one row. Rows are padded to `width` inputs with zeros.
+    p_scale: [n_groups, n_rows]."""
     i_row = tl.program_id(0).to(tl.int64)
     o_group = tl.program_id(1) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)
     o_in = tl.arange(0, BLOCK)
@@ -41,9 +42,9 @@ def _product(
     GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs, block of rows, part of the inputs). GROUP: a multiple of BLOCK_K; 0: there is one
-    group. n_each: inputs of a part, in whole blocks; each part has an output of its own. Weights are the left operand:
-    the right one, the rows, may be a narrow tile."""
+    """Computes a block of outputs of a block of rows, from one part of the inputs. GROUP: a multiple of BLOCK_K; 0:
+    there is one group. n_each: number of inputs in a part, a multiple of BLOCK_K. Each part has its own output in
+    p_out. The weights are the left operand, because only the right operand, the rows, may be a narrow tile."""
     IS_INT: tl.constexpr = p_numbers.dtype.element_ty == tl.int8
     # Programs that run at the same time share rows and weights.
     i_m, i_n = tl.swizzle2d(tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), 8)

@@ -28,7 +28,7 @@ class LowRank(NamedTuple):
 
 class AdapterWeights:
     """One adapter on the device of its model. layers: layers[i][linear] holds the adapter's parts for that linear layer
-    (index into LINEARS) of layer i; (): none."""
+    (index into LINEARS) of layer i; () if there are none."""
 
     def __init__(self, layers: Sequence[Sequence[Sequence[LowRank]]]) -> None:
         self.layers = layers
@@ -58,7 +58,7 @@ class AdaptedRows:
         self, adapters: Sequence[AdapterWeights], rows: Sequence[Sequence[int]], kept: Sequence[int] | None = None
     ) -> None:
         """rows: the rows of each adapter, ascending. kept: the rows of the step that the last layer computes,
-        ascending; None: all. `last` is the object for the last layer: its rows are indexes into `kept`."""
+        ascending; None: all. Sets `last` to the object for the last layer, whose rows are indexes into `kept`."""
         self.adapters, self._rows, self.last = adapters, rows, self
         if kept is not None:
             number = {row: i for i, row in enumerate(kept)}
@@ -66,7 +66,7 @@ class AdaptedRows:
 
     @cached_property
     def indexes(self) -> list[Tensor]:
-        """The rows of each adapter, int64, on its device."""
+        """The rows of each adapter, int64, on the adapters' device."""
         return [torch.tensor(own, device=self._device) for own in self._rows]
 
     @property

@@ -1,4 +1,4 @@
-"""The outputs that LoRA adapters add on a CPU: those of all adapters in one call of the C++ library (native/lora.h)."""
+"""Adds the outputs of LoRA adapters on a CPU: those of all adapters in one call of the C++ library (native/lora.h)."""
 
 import ctypes
 

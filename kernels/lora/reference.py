@@ -1,4 +1,4 @@
-"""The outputs that LoRA adapters add to those of a linear layer, in plain PyTorch."""
+"""Adds the outputs of LoRA adapters to those of a linear layer, in plain PyTorch."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from banyan.kernels.lora.adapted import AdaptedRows
 
 Product = Callable[[Tensor, Tensor, None], Tensor]
-"""x [n, n_in], weight [n_out, n_in] -> [n, n_out]"""
+"""Multiplies x [n, n_in] by the transposed weight [n_out, n_in]; the third argument is the bias, always None."""
 
 
 def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product = F.linear) -> None:

@@ -1,4 +1,4 @@
-"""The experts of a mixture-of-experts layer: their weights, and the gate between them."""
+"""The experts of a mixture-of-experts layer: their weights, and the gate between their two products."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Gate(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Weights of all experts. As a Tensor, [n_experts, n_out, n_in]; in other layouts the experts follow each other."""
+    """Weights of all experts. A Tensor is [n_experts, n_out, n_in]. Other layouts join the experts along n_out."""
 
     gate_up: AnyWeight  # n_out: 2 * width, first the gates
     down: AnyWeight  # n_in: width

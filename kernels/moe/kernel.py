@@ -3,7 +3,7 @@
 One kernel computes both projections. A program has a block of pairs of one expert and a block of outputs. The first
 launch gathers rows of x and ends with the gate, so it reads two tiles of weights; the second multiplies each output by
 the pair's weight and stores it where the pair was before sorting. The host never waits for the counts: the grid has
-enough blocks for any choice of experts, and blocks that are left over end at once.
+enough blocks for any choice of experts, and the programs of unused blocks do nothing.
 """
 
 import torch
@@ -37,8 +37,8 @@ def _experts(
     HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, IS_GATED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of pairs, block of outputs). p_blocks: expert, first pair and end of each block. The weights are
-    the left operand of the product, see linear/kernel.py."""
+    """Computes a block of outputs for a block of pairs. p_blocks: expert, first pair and end of each block. The weights
+    are the left operand of the product, see linear/kernel.py."""
     i_block = tl.program_id(0)
     i_expert = tl.load(p_blocks + 3 * i_block)
     first, end = tl.load(p_blocks + 3 * i_block + 1), tl.load(p_blocks + 3 * i_block + 2)
@@ -88,7 +88,8 @@ def _experts(
 
 def shape(n_pairs: int, n_experts: int) -> Shape:
     """The tile for n_pairs pairs. Few rows per expert have small tiles, so that many programs read the weights. Many
-    rows have larger tiles, which read the same weights less often. The fastest of a dozen on an H100."""
+    rows have larger tiles, which read the same weights less often. Each is the fastest of a dozen on an
+    H100."""
     return Shape(16, 64, 128, 4, 3) if n_pairs <= 16 * n_experts else Shape(64, 64, 64, 4, 3)
 
 

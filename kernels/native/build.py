@@ -52,7 +52,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def why_not() -> str:
-    """Why `library` returned None; "" if it did not."""
+    """Why `library` returned None; "" if it returned a library."""
     return _why_not
 
 
@@ -109,7 +109,7 @@ def load(compiler: Sequence[str], folder: Path, check: Callable[[ctypes.CDLL], N
 
 
 def _changed(file: Path) -> int:
-    """When a file was written, in ns; 0 if there is none."""
+    """When a file was written, in ns; 0 if there is no file."""
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:

@@ -72,8 +72,8 @@ class Weights(NamedTuple):
 
     norms    weights of four norms: before attention, before the MLP, of query heads, of key heads; None: no such norm
     linears  (weight, bias) of qkv, out, gate_up and down; bias None: no bias
-    window   keys that a row attends to; 0: all
-    first    keys at the beginning of its text that a row with a window attends to as well
+    window   number of keys that a row attends to; 0: all
+    first    number of keys at the beginning of its text that a row with a window attends to as well
     """
 
     norms: tuple[Tensor | None, ...]
@@ -120,7 +120,8 @@ class Layers:
         return _Layer(*map(address, w.norms), *linears, plan=self.seen.index((w.window, w.first)))
 
     def bind(self, kv: Sequence[tuple[Pool, Pool]]) -> bool:
-        """Sets the pools that calls use, a (K, V) pair per layer. False if the library does not support them."""
+        """Sets the pools that calls use, a (K, V) pair per layer. Returns False if the library does not
+        support them."""
         if kv is self._kv:
             return True
         kinds = {native_kind(k, v) for k, v in kv}
@@ -208,8 +209,8 @@ class Layers:
         return h.view_as(x)[:n_last], x[:n_last]
 
     def _plan(self, ragged: Ragged, window: int, first: int) -> tuple[_AttentionPlan, Tensor]:
-        """Prepares the attention of the layers with one window and number of first keys. Returns the call and the
-        buffer of its partial results."""
+        """Prepares the attention of the layers that have this window and number of first keys. Returns the call and
+        the buffer of its partial results."""
         assert self._kv is not None
         ragged = ragged.seen_in(window)
         ragged.check(window)

@@ -1,4 +1,4 @@
-"""Tests a new build of the C++ library before it is used, in both dtypes."""
+"""Tests a new build of the C++ library before it is used, in float32 and bfloat16."""
 
 import ctypes
 from collections.abc import Callable
@@ -135,8 +135,8 @@ def _adapters(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dty
 def _linear(
     library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, n_in: int, n_out: int, n_bits: int
 ) -> tuple[tuple[Packed, Tensor], Callable[[Tensor], Tensor]]:
-    """A packed weight and its bias, and their product in float64. n_bits: bits of the weight; 0: it is not
-    quantised."""
+    """Makes a random weight and bias. Returns them packed, and a function that computes the linear layer in float64.
+    n_bits: bits of the weight; 0: it is not quantised."""
     weight, bias = _randn(generator, dtype, n_out, n_in) / n_in**0.5, _randn(generator, dtype, n_out)
     if not n_bits:
         kept = packed.pack(weight, library.banyan_panel())
@@ -162,7 +162,7 @@ def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype,
 
 def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype) -> None:
     """Tests weights in 4 and 8 bits, with and without minimums. In deterministic mode, the products must be those of
-    rows in 8 bits, and a row must have the same bits in all batches."""
+    rows that are rounded to 8 bits. A row must have the same bits in all batches."""
     for n_in, n_out in ((96, 70), (2112, 300)):
         _grouped_of(library, generator, dtype, n_in, n_out)
 

@@ -23,8 +23,9 @@ def _rotate(
     KIND: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """Norms and rotates all heads of one row, DIM numbers apart in input and output. The dimensions from 2 * HALF on
-    are not rotated. KIND: the kind of the output's numbers; with 8 bits, the heads' scales go to p_scale."""
+    """Normalises and rotates all heads of one row, which are DIM numbers apart in input and output. Dimensions from
+    2 * HALF on are not rotated. KIND: the kind of the output's numbers; with 8 bits, the heads' scales go to
+    p_scale."""
     o_head, o_half, o_rest = tl.arange(0, BLOCK_HEADS), tl.arange(0, BLOCK_HALF), 2 * HALF + tl.arange(0, BLOCK_REST)
     m_half, m_rest = o_half < HALF, o_rest < DIM
     m = (o_head < N_HEADS)[:, None] & m_half[None, :]

@@ -138,7 +138,7 @@ def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
 
 @triton.jit
 def _copy_pages(p_pools, p_copies, s_pool, s_page, s_slot, BLOCK: tl.constexpr):
-    """Program (copy, part of a page, pool)."""
+    """Each program copies one part of a page in one pool."""
     p_copy = p_copies + tl.program_id(0).to(tl.int64) * 3
     p_pool = p_pools + tl.program_id(2).to(tl.int64) * s_pool
     source, destination, n_slots = tl.load(p_copy), tl.load(p_copy + 1), tl.load(p_copy + 2)
@@ -162,8 +162,8 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
 
 @triton.jit
 def _copy_slots(p_pools, p_sources, p_destinations, s_pool, s_slot, n_steps, BLOCK: tl.constexpr):
-    """Program (path, part of a slot, pool). One thread handles the same numbers of every slot of the path, so no step
-    has to wait for another thread's read."""
+    """Each program copies one part of every slot of a path, in one pool. One thread handles the same numbers of all
+    these slots, so no step has to wait for another thread's read."""
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o < s_slot
     p_pool = p_pools + tl.program_id(2).to(tl.int64) * s_pool + o

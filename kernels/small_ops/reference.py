@@ -34,9 +34,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, shifts: Tensor) -> None:
-    """Applies penalties and biases to the cells (rows[i], tokens[i]) of a step's logits, in place. A cell is divided by
-    factors[i] if it is positive, else multiplied by it (repetition penalty; Keskar et al., CTRL, 2019); then shifts[i]
-    is added. A shift of -inf forbids the token.
+    """Applies penalties and biases to the cells (rows[i], tokens[i]) of a step's logits, in place. A positive
+    logit is divided by factors[i], any other is multiplied by it (repetition penalty; Keskar et al., CTRL, 2019); then
+    shifts[i] is added. A shift of -inf forbids the token.
 
     logits [n_rows, n_vocab]; rows, tokens int64 [n], all cells distinct; factors, shifts float32 [n].
     """

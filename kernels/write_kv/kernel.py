@@ -18,7 +18,8 @@ pool of values that are part of the keys, so nothing is written."""
 
 
 def pool_args(pool: Pool, arch: str) -> tuple[Tensor, Tensor | None, int]:
-    """A pool as kernel arguments: its numbers, its scales, and their KIND."""
+    """Returns a pool as kernel arguments: its numbers, its scales (None if it has none), and the KIND of the
+    numbers."""
     if not isinstance(pool, Quantized):
         return pool, None, PLAIN
     numbers, scale = pool
@@ -91,7 +92,7 @@ def put_halves(
 
 @triton.jit
 def halves(b, b_from, b_by):
-    """Rounds float32 to 4 bits, to nearest even."""
+    """Subtracts b_from, divides by b_by, and rounds float32 to 4 bits, to nearest even."""
     b = (b - b_from) / b_by
     b = tl.minimum(tl.maximum(tl.where(b == b, b, 0.0), 0.0), 15.0)
     return ((b + 12582912.0) - 12582912.0).to(tl.uint8)
@@ -102,7 +103,7 @@ def put(
     p_x, p_pool, p_scale, slot, N_HEADS: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Writes all heads of one row, DIM numbers apart, to a slot. GROUP: numbers that share a scale in 4 bits."""
+    """Writes all heads of one row, DIM numbers apart, to a slot. GROUP: how many numbers share a scale in 4 bits."""
     if KIND == 4:
         put_halves(p_x, p_pool, p_scale, slot, N_HEADS * DIM // GROUP, GROUP, BLOCK // GROUP)
     elif KIND == 0:
