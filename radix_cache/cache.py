@@ -77,7 +77,7 @@ class Lease:
 
     @property
     def n_private(self) -> int:
-        """Pages that belong to the lease alone. They are not in the tree, and are freed with the lease."""
+        """How many pages belong to the lease alone. They are not in the tree, and are freed with the lease."""
         return len(self.pages) - -(-self.node.end // self.cache.page)
 
     def take_copies(self) -> list[tuple[int, int, int]]:
@@ -90,8 +90,8 @@ class Lease:
         return copies
 
     def claim_state(self) -> None:
-        """Claims a slot for the lease's recurrent state, and orders a copy of the state after the cached tokens to
-        it."""
+        """Claims a working slot for the lease's recurrent state. Orders that the state after the cached tokens is
+        copied to this slot."""
         if self.cache.states is not None:
             self.state = self.cache.states.claim_copy(self._start)
 
@@ -105,8 +105,8 @@ class Lease:
         return slot
 
     def keep_last_state(self, position: int) -> None:
-        """Keeps the lease's own slot, which holds the state after `position` tokens, unless another slot is kept for
-        this position. `publish` then stores the state. Afterwards the lease must compute nothing more."""
+        """Keeps the lease's working slot, which holds the state after `position` tokens, unless another slot is kept
+        for this position. `publish` then stores the state. Afterwards the lease must compute nothing more."""
         if self.state >= 0 and position not in self.states:
             self.states[position], self.state = self.state, -1
 
@@ -134,7 +134,7 @@ class Lease:
             self.window.shrink(n_kept)
 
     def publish(self, ids: bytes, is_query: bool = True) -> None:
-        """Store the tokens `ids` in the tree, from the first one on. Forward passes must have computed their KV.
+        """Stores the tokens `ids` in the tree, from the first one on. Forward passes must have computed their KV.
         is_query: whether the statistics of hits count the lease's prompt.
 
         `ids` continues what was published before, and has at most `n_slots` tokens. If another lease has published the
@@ -274,9 +274,9 @@ class Cache:
         priority   for the eviction policy `priority`
         owner      the program, for the statistics
 
-        Claims no page except the destination of a copy. Claims that only if all of `ids` fits into the pages that are
-        available while the source is locked; else `n_cached` ends before that page. So a lease that is alone can grow
-        to all of its ids if the pool is large enough.
+        The only page that `open` claims is the destination of a copy, and only if all of `ids` fits into the pages that
+        are available while the source is locked; else `n_cached` ends before that page. So a lease that is alone can
+        grow to all of its ids if the pool is large enough.
         """
         tree, page = self.tree, self.page
         n_ids = n_tokens(ids)
@@ -328,8 +328,8 @@ class Cache:
         return self.probe(ids, namespace, limit)[0]
 
     def probe(self, ids: bytes, namespace: bytes, limit: int) -> tuple[int, int]:
-        """How many tokens of a prefix a lease would find now, and by how many pages it would reduce `n_available`: by
-        unlocked pages of the tree, by pages for tokens in host memory, and by one for a copy."""
+        """How many tokens of a prefix a lease would find now, and by how many pages the lease would reduce
+        `n_available`: by unlocked pages of the tree, by pages for tokens in host memory, and by one for a copy."""
         if (root := self.tree.roots.get(namespace)) is None:
             return 0, 0
         node, n = self.tree.match(root, ids, limit)
@@ -352,9 +352,9 @@ class Cache:
         return node, n, max(0, n - n_before)
 
     def _place(self, node: Node, n: int) -> tuple[Node, Node | None, int]:
-        """Decide which node a lease on n tokens locks. The tokens end in `node`, which is split if it has more than the
-        lease needs. Returns the node to lock, the node whose first page the lease copies (None: nothing to copy), and
-        how many slots of that page it copies."""
+        """Decides which node a lease on n tokens locks. The tokens end in `node`, which is split if it has more than
+        the lease needs. Returns the node to lock, the node whose first page the lease copies (None: nothing to copy),
+        and how many slots of that page it copies."""
         n_rest = n % self.page
         if n == node.end and (not n_rest or not node.n_locks):  # at a page border, or in a page that the lease may fill
             return node, None, 0
@@ -368,7 +368,7 @@ class Cache:
     # ---- hints -----------------------------------------------------------------------------------------------------
 
     def handle(self, ids: bytes, namespace: bytes = b"") -> KVHint:
-        """Make a hint on the prefix `ids`, which need not be stored."""
+        """Makes a hint on the prefix `ids`, which need not be stored."""
         n_tokens(ids)
         return self.hints.make(ids, namespace)
 
@@ -388,7 +388,7 @@ class Cache:
 
     @property
     def n_available(self) -> int:
-        """Pages that a lease could claim now: free, or in the tree and not locked."""
+        """How many pages a lease could claim now: pages that are free, or in the tree and not locked."""
         return len(self.pool.free) + self.tree.n_evictable
 
     def reset(self) -> None:

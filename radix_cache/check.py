@@ -128,7 +128,8 @@ def _check_locks(cache: Cache, nodes: list[Node]) -> None:
 
 
 def _check_states(cache: Cache, nodes: list[Node]) -> None:
-    """Each slot of recurrent state has exactly one owner: the free list, a lease, or the node that has its position."""
+    """Each slot of recurrent state has exactly one owner: the free list, a lease, or the node that has the
+    state's position."""
     states = cache.states
     in_tree = [slot for node in nodes for slot in node.states.values()]
     leased = [slot for lease in cache.leases for slot in (lease.state, *lease.states.values()) if slot >= 0]
@@ -174,7 +175,7 @@ def _check_windows(cache: Cache, window: WindowPages, nodes: list[Node]) -> None
 
 
 def _check_holds(cache: Cache, nodes: list[Node]) -> None:
-    """A node is held once by each hint on it or on a node below it, and the hints are in order."""
+    """A node is held once by each hint on it or on a node below it, and the hints are sorted."""
     holds: Counter[Node] = Counter()
     for order, field in ((cache.hints.expected, "due"), (cache.hints.pinned, "until")):
         _must(order == sorted(order), "the hints are out of order")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 N_NAMESPACE = 64
-"""The most bytes of a namespace. Pages with a longer namespace are not kept in a file."""
+"""The longest namespace that a digest can contain, in bytes. Pages with a longer one are not kept in a file."""
 
 
 def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list[bytes]:

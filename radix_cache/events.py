@@ -43,7 +43,7 @@ class Event(NamedTuple):
 
 
 class EventPage(NamedTuple):
-    """An answer of `since`. next: the number to ask for next time. is_all: the events do not tell what happened, but
+    """What `since` returns. next: the number to ask for next time. is_all: the events do not tell what happened, but
     list all pages that are on the device now."""
 
     next: int
@@ -72,7 +72,7 @@ class CacheEvents:
             self._record("removed", node, -(-first // self._tree.width))
 
     def _record(self, kind: Literal["stored", "removed"], node: Node, first: int) -> None:
-        """Logs the whole pages of a node, from page `first` on."""
+        """Logs the whole pages of a node, from its page `first` on."""
         if (event := self._event(kind, node, first)) is None:
             return
         self._kept.append(event)
@@ -93,7 +93,7 @@ class CacheEvents:
         return Event(kind, parent.hex(), tuple(digest.hex() for digest in digests), first)
 
     def since(self, number: int) -> EventPage:
-        """The events since the call that returned `number` as `next`; -1: all pages on the device."""
+        """Returns the events since the call that returned `number` as `next`; -1: all pages on the device."""
         n_new = self._next - number
         if number >= 0 and 0 <= n_new <= len(self._kept):
             return EventPage(self._next, False, [self._kept[k] for k in range(-n_new, 0)])  # fast near the end

@@ -1,4 +1,4 @@
-"""Hints of programs about prefixes: this is needed again, this must stay, this can go.
+"""Hints of programs about prefixes: which are needed again, which must stay, which can go.
 
     hint = cache.handle(ids)              # a hint on the prefix `ids`
     hint.expect(steps)                    # it is needed again in about `steps` steps
@@ -13,8 +13,8 @@ pinned nodes, starting with those whose pin ends first. So pins and expectations
 If an expected prefix is overdue by d steps, it is assumed to be needed in d more steps. So the longer a forgotten
 expectation is overdue, the earlier it is evicted.
 
-A hint that is expected or pinned holds the path to its node (`Tree.hold`). Under pressure it gives up the path node by
-node, from its end. The nodes then wait in the eviction queues.
+A hint that is expected or pinned holds the path to its node (`Tree.hold`). When no other pages can be evicted, it gives
+up the path node by node, from its end. The nodes then wait in the eviction queues.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class KVHint:
 
 
 class KVHints:
-    """All hints that hold nodes. Evicts pages; if unheld nodes have too few, makes hints give up nodes."""
+    """All hints that hold nodes. Evicts pages; if the nodes that no hint holds have too few, makes hints give up
+    nodes."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -137,7 +138,7 @@ class KVHints:
             self.add(hint)
 
     def add(self, hint: KVHint) -> None:
-        """Holds the part of a hint's prefix that is on the device, if it is expected or pinned."""
+        """Holds the part of a hint's prefix that is on the device, if the hint is expected or pinned."""
         if hint.due is None and hint.until is None:
             return
         if found := self.find(hint):
@@ -209,7 +210,7 @@ class KVHints:
         hint.node = None
 
     def _place(self, hint: KVHint) -> tuple[list[_HintPosition], _HintPosition]:
-        """The order that a hint belongs to, and its place there."""
+        """Returns the sorted list that a hint belongs to, and its place there."""
         order, due = (self.expected, hint.due) if hint.until is None else (self.pinned, hint.until)
         assert due is not None
         return order, _HintPosition(due, hint.number, hint)

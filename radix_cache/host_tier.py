@@ -2,8 +2,8 @@
 
 There is still one tree. A node's pages are on the device, in host memory, or in both. If a node is only in host memory,
 so are all nodes below it. Nodes that are evicted from the device go to the end of the host's queue. So the head of this
-queue is always a leaf too. When host memory is full, it first frees copies of nodes that are also on the device; then
-it evicts the head of the queue.
+queue is always a leaf, as on the device. When host memory is full, it first frees copies of nodes that are also on the
+device; then it evicts the head of the queue.
 
 This module moves no bytes. The owner of the memory takes the `moves` and executes them in order, before it next writes
 to a page:
@@ -67,8 +67,8 @@ class Host:
 
     def move_out(self, node: Node, n: int) -> int:
         """Moves pages at the end of a leaf, which is the head of its queue, to host memory: n or RUN of them, whichever
-        is more, or all that the leaf or host memory has. Drops them instead if host memory has no room. Returns how
-        many pages left the device."""
+        is more, but at most all pages of the leaf, and as many as host memory has. Drops them instead if host memory
+        has no room. Returns how many pages left the device."""
         tree = self.tree
         n_out = min(max(n, RUN), len(node.pages), self.n_pages)
         if n_out < len(node.pages):
@@ -130,7 +130,7 @@ class Host:
         return taken
 
     def _trim(self, node: Node, n: int) -> None:
-        """Frees n pages at the end of the head of the queue, or all its pages."""
+        """Frees the last n pages of a node, the head of the queue, or all its pages if it has fewer."""
         n_kept = len(node.host) - n
         if n_kept <= 0:
             self.tree.drop(node)
@@ -145,7 +145,7 @@ class Host:
 
     def bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int]:
         """Brings the path to the n-th token, which is in `node`, back to the device, up to n_room pages. Evicts other
-        pages for it as usual. Returns the last node of the path that is on the device then, and how many of the n
+        pages if it needs room. Returns the last node of the path that is on the device then, and how many of the n
         tokens lie before its end."""
         tree = self.tree
         n_more = -(-n // tree.page) * tree.page - node.start
@@ -192,7 +192,7 @@ class Host:
             tree.listener.stored(node, 0)
 
     def _is_sound(self, node: Node) -> bool:
-        """Whether the pages of a node are intact, if an earlier process wrote them."""
+        """Whether those of a node's host pages that an earlier process wrote match their checksums."""
         if self.file is None or self.unproven.isdisjoint(node.host):
             return True
         is_sound = all(map(self.file.is_sound, self.unproven.intersection(node.host)))
@@ -202,7 +202,7 @@ class Host:
     # ---- changes of the tree ---------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Divides the host pages of a node from which `upper` was split off."""
+        """Moves to `upper`, which was split off from the node `lower`, its part of the host pages."""
         n = len(upper.key) // self.tree.width
         upper.host, lower.host = lower.host[:n], lower.host[n:]
         if lower in self.copies:

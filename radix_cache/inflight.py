@@ -4,8 +4,8 @@
     found = cache.in_flight.find(ids, namespace)            # (owner, n_tokens shared with its prompt), or None
     cache.in_flight.release(request)                        # all of it is published, or the request ended
 
-The scheduler asks it when it admits a request. If a running request computes more of the prompt than the tree has, the
-new request waits for it.
+The scheduler asks this index when it admits a request. If a running request computes more of the prompt than the tree
+has, the new request waits for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class InFlight(Generic[Owner]):
         return len(self._claims)
 
     def claim(self, owner: Owner, ids: bytes, namespace: bytes = b"") -> None:
-        """Record that `owner` starts to compute the prompt `ids`. Raises ValueError if `owner` already has a claim."""
+        """Records that `owner` starts to compute the prompt `ids`. Raises ValueError if `owner` already has a claim."""
         if owner in self._claims:
             raise ValueError(f"{owner!r} has a claim already")
         self._n_claimed += 1
@@ -41,13 +41,13 @@ class InFlight(Generic[Owner]):
         insort(self._prompts, claim)
 
     def release(self, owner: Owner) -> None:
-        """End the claim of `owner`, if it has one."""
+        """Ends the claim of `owner`, if it has one."""
         if claim := self._claims.pop(owner, None):
             del self._prompts[bisect_left(self._prompts, claim)]
 
     def find(self, ids: bytes, namespace: bytes = b"") -> tuple[Owner, int] | None:
-        """The owner that computes the longest prefix of `ids`, and the number of tokens in that prefix; None if no
-        prompt shares a token with `ids`. Among equal prompts, the earliest claim is returned.
+        """Returns the owner that computes the longest prefix of `ids`, and the number of tokens in that prefix; None if
+        no prompt shares a token with `ids`. Among equal prompts, the earliest claim is returned.
 
         A binary search and two comparisons suffice: in sorted strings, a neighbour has the longest common prefix.
         """

@@ -41,7 +41,8 @@ class NotAPageFile(Exception):
 
 
 class Label(NamedTuple):
-    """What a page holds. digest: of the prefix that ends with the page. parent: of the prefix before the page."""
+    """What a page holds. digest: the digest of the prefix that ends with the page. parent: the digest of the prefix
+    before it."""
 
     digest: bytes
     parent: bytes

@@ -1,9 +1,9 @@
 """Eviction policies: which of the unused nodes is evicted first.
 
-A policy gives each node a level: when it is stored, and each time a lease that matched it closes. Nodes of lower levels
-are evicted first; within a level, the least recently used first. The tree keeps a node's level at least as high as the
-levels of the nodes below it, whatever the policy says. Dropped nodes are evicted before all levels, and nodes that
-programs expect or have pinned (hints.py) after all levels.
+A policy gives each node a level when the node is stored, and again each time a lease that matched the node closes.
+Nodes of lower levels are evicted first; within a level, the least recently used first. The tree keeps a node's level at
+least as high as the levels of the nodes below it, whatever the policy says. Dropped nodes are evicted before all
+levels, and nodes that programs expect or have pinned (hints.py) after all levels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 class Lru:
     """Least recently used first; the base class of all policies.
 
-    has_levels  whether `used` can change a level; else it is never called
+    has_levels  whether `used` can change a level; if not, `used` is never called
     share       the largest share of all evictable pages that may be in level 1; if level 1 has more, its least recently
                 used nodes go to level 0
     """

@@ -1,7 +1,7 @@
-"""Repairs a cache after a violated invariant: withdraws what is in doubt, so that everything else goes on.
+"""Repairs a cache after a violated invariant: withdraws the nodes, leases and pages in doubt, and keeps all others.
 
-A node that cannot be right is removed, with all nodes below it; so is a lease on such a node, or on a page with more
-than one owner. Then everything else is derived again: locks from leases, holds from hints, queues in their old order.
+A node that cannot be right is removed, with all nodes below it. A lease on such a node, or on a page with more than one
+owner, is ended. Then everything else is derived again: locks from leases, holds from hints, queues in their old order.
 Pages without a certain owner are not used until no request runs (`Cache.readmit`). The second tier is emptied, since
 its contents come from the same tree.
 
@@ -20,15 +20,15 @@ from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, NO_PAGES, NO_ST
 from banyan.radix_cache.tree import Tree
 
 Age = tuple[float, int]
-"""The level of a node's queue, and its place there."""
+"""The level of the queue that a node is in, and the node's place in this queue."""
 _YOUNGEST = 1 << 62
 _INVALID = (AssertionError, AttributeError, TypeError, KeyError)
 """The exceptions that the checks raise for a broken node or lease."""
 
 
 def quarantine(cache: Cache) -> list[Lease]:
-    """Makes every invariant hold again. Returns the leases that it ended: their owners must open new ones and publish
-    nothing of the old. Raises Corrupt if the repair fails; then the cache cannot be used any more."""
+    """Makes every invariant hold again. Returns the leases that it ended: their owners must open new leases, and must
+    not publish to the old ones. Raises Corrupt if the repair fails; then the cache cannot be used any more."""
     leased = {lease: private(lease) for lease in cache.leases}
     owners = Counter(cache.pool.free)
     for pages in (*(node.pages for node in _reachable(cache.tree)), *leased.values()):
@@ -106,7 +106,7 @@ def _is_sound(lease: Lease, known: set[Node], pages: list[int], certain: set[int
 
 
 def _ages(tree: Tree) -> dict[Node, Age]:
-    """The order of nodes in their queues, as far as the links are intact."""
+    """Reads the order of nodes in their queues, as far as the links are intact."""
     ages: dict[Node, Age] = {}
     for queue in (tree.dead, *tree.by_level.values()):
         node: Node = queue

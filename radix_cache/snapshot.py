@@ -12,17 +12,17 @@ from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.node import Node, Root, upward
 
 N_IDS = 24
-"""How many of a node's first token ids are shown."""
+"""The most token ids that are shown of a node."""
 N_OWNERS = 8
 MAX_NODES = 5000
-"""Most nodes in a snapshot, even if more are asked for."""
+"""The most nodes in a snapshot, even if the caller asks for more."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """One node of the tree. A root is a node without tokens.
 
-    parent     its index in TreeSnapshot.nodes; -1: it is a root
+    parent     the index of its parent in TreeSnapshot.nodes; -1: it is a root
     ids        its first token ids
     n_pages    pages on the device
     n_host     pages in host memory; if n_pages is not 0, they are copies of the pages on the device
@@ -118,7 +118,7 @@ def snapshot(cache: Cache, n_max: int) -> TreeSnapshot:
 
 
 def _sizes(cache: Cache) -> dict[Node, tuple[int, int]]:
-    """(nodes, tokens) of each subtree."""
+    """Counts the (nodes, tokens) of each subtree."""
     nodes = [node for root in cache.tree.roots.values() for node in cache.tree.subtree(root)]
     sizes = {node: (1, len(node.key) // 4) for node in nodes}
     for node in reversed(nodes):

@@ -29,7 +29,7 @@ class NodeSlots:
             self._remove(node, position)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Divides the slots of a node from which `upper` was split off."""
+        """Moves to `upper`, which was split off from the node `lower`, the slots at its positions."""
         own = lower.states
         upper.states = {p: slot for p, slot in own.items() if p <= upper.end} or NO_STATES
         lower.states = {p: slot for p, slot in own.items() if p > upper.end} or NO_STATES
@@ -56,7 +56,7 @@ class StateSlots(NodeSlots):
         return copies
 
     def claim(self, may_evict: bool = True) -> int:
-        """Take a slot, by eviction if needed and allowed. Returns -1 if none can be had."""
+        """Takes a slot, by eviction if needed and allowed. Returns -1 if none can be had."""
         if not self.free and self.nodes and may_evict:
             slot = min(self.nodes, key=self._order)
             node = self.nodes[slot]
@@ -64,8 +64,8 @@ class StateSlots(NodeSlots):
         return self.free.pop() if self.free else -1
 
     def claim_copy(self, source: int) -> int:
-        """Take a slot and order the copy of the state in `source` to it; source -1: the state before the first token. A
-        slot must be free or belong to a node."""
+        """Takes a slot and orders the copy of the state in `source` to it; source -1: the state before the first token.
+        At least one slot must be free or belong to a node."""
         slot = self.claim()
         assert slot >= 0, "more leases compute than there are slots"
         self._copies.append((source, slot))
@@ -80,7 +80,7 @@ class StateSlots(NodeSlots):
         return node.n_holds > 0, node.queue.level != DEAD or node.n_locks > 0
 
     def find(self, node: Node, n: int) -> tuple[Node, int, int]:
-        """Find the last state on the path to the n-th token, which is in `node`. Returns its node, position and slot;
+        """Finds the last state on the path to the n-th token, which is in `node`. Returns its node, position and slot;
         if there is no state, (the root, 0, -1)."""
         at = node
         while at.parent:

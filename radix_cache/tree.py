@@ -92,7 +92,7 @@ class Tree:
         self.roots: dict[bytes, Root] = {}
         self.dead = EvictionQueue(DEAD, "dead")  # its is_open stays False, so `unlock` uses another queue
         self.by_level: dict[float, EvictionQueue] = {}
-        self.queues: list[EvictionQueue] = []  # sorted by level; all queues that have nodes, but never empty
+        self.queues: list[EvictionQueue] = []  # all queues with nodes, perhaps empty ones; sorted by level
         self.queue(0)
         self.second_tier: SecondTier | None = None
         self.states: NodeSlots | None = None
@@ -106,7 +106,7 @@ class Tree:
 
     @property
     def n_evictable(self) -> int:
-        """Pages on the device that are not locked."""
+        """How many pages on the device are not locked."""
         return self.n_held + sum([queue.n_pages for queue in self.queues])
 
     # ---- match -----------------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ class Tree:
         return self._open(self.by_level.get(level) or EvictionQueue(level, "unused"))
 
     def _open(self, queue: EvictionQueue) -> EvictionQueue:
-        """Returns the open queue of the same level, and adds it to the list if necessary. For the dead queue, that is
-        the queue of new nodes instead, because a node that was in use is alive."""
+        """Returns the open queue of the same level, and adds it to the list if necessary. For the dead queue, returns
+        the queue of new nodes instead, because a node that was used again is no longer dead."""
         if queue is self.dead:
             return self.queue(self.policy.stored(self.n_stored, 0))
         queue = self.by_level.setdefault(queue.level, queue)
@@ -173,8 +173,8 @@ class Tree:
         link(node, self.dead)
 
     def promote(self, node: Node, n_cached: int, priority: int) -> None:
-        """Gives the nodes that a lease matched their new levels, which the policy determines. They are the nodes on the
-        locked path to `node` that begin before token n_cached."""
+        """Gives new levels, which the policy determines, to the nodes that a lease matched: those on the locked path to
+        `node` that begin before token n_cached."""
         at, used = node, self.policy.used
         while parent := at.parent:
             old = at.queue
@@ -331,10 +331,10 @@ class Tree:
         """Stores the tokens of `ids` that follow the path of `node`. Returns the node in which they end, and the pages
         of the lease that are no longer needed.
 
-        The caller's lock moves from `node` to the returned node. `pages` are those of one lease, from token 0 on. Those
-        after the path become the tree's. If the tree already has a page with the same tokens, it replaces the lease's
-        page in `pages`. A partly filled last page is not stored if a sibling begins with the same tokens; the returned
-        node then ends before it.
+        The caller's lock moves from `node` to the returned node. `pages` are those of one lease, from token 0 on. Its
+        pages after the path become the tree's. If the tree already has a page with the same tokens, it replaces the
+        lease's page in `pages`. A partly filled last page is not stored if a sibling begins with the same tokens; the
+        returned node then ends before it.
         """
         o, end, width = 4 * node.end, len(ids), self.width
         if o >= end:
@@ -439,10 +439,11 @@ class Tree:
 
     def evict(self, n: int, reason: str = "") -> int:
         """Frees n pages. It takes pages from the end of the oldest leaf in the queue with the lowest level, then from
-        the next leaf, then from the next queue. Returns how many pages it freed: fewer if all queues are empty. With a
-        second tier, a leaf's pages move there in runs of `host_tier.RUN`, so a few more than n may leave the device.
+        the next leaf, then from the next queue. Returns how many pages it freed: fewer than n if all queues get empty.
+        With a second tier, a leaf's pages move there in runs of `host_tier.RUN`, so a few more than n may leave the
+        device.
 
-        reason: the name under which the pages are counted in `n_evicted`; "": that of the queue.
+        reason: the name under which the pages are counted in `n_evicted`; "": the reason of the queue.
         """
         n_left, queues, second_tier = n, self.queues, self.second_tier
         while n_left > 0:
@@ -521,7 +522,7 @@ def n_tokens(ids: bytes) -> int:
 
 
 def _closest_child(parent: Node, first: bytes) -> tuple[Node, int]:
-    """The child that shares most tokens with the page `first`, and how many; (parent, 0) if none shares any."""
+    """The child that shares most tokens with the page `first`, and how many; (parent, 0) if no child shares any."""
     order = parent.order
     i = bisect_left(order, first)
     best, n_best = b"", 0

@@ -43,7 +43,7 @@ class WindowPages(NodeSlots):
 
     @property
     def n_available(self) -> int:
-        """Pages that a lease could claim now."""
+        """How many pages a lease could claim now."""
         return len(self.free) + len(self.passed) + len(self.unused)
 
     def first(self, n: int) -> int:
@@ -52,7 +52,7 @@ class WindowPages(NodeSlots):
         return max(0, n - self.window + 1) // self.page
 
     def find(self, node: Node, n: int) -> tuple[Node, int, int]:
-        """Find the last position at or before n from which a text can be continued, i.e. for which all pages of the
+        """Finds the last position at or before n from which a text can be continued, i.e. for which all pages of the
         window are present. `node` contains the n-th token. Returns (the node of that position, the position, -1);
         position 0 means the root. The -1 stands for the state slot that `StateSlots.find` returns."""
         page, end, i, at = self.page, n, -(-n // self.page), node
@@ -102,14 +102,14 @@ class WindowPages(NodeSlots):
         return pages
 
     def use(self, page: int) -> None:
-        """Count one more lease that uses a page."""
+        """Counts one more lease that uses a page."""
         self.n_users[page] += 1
         self.passed.pop(page, None)
         self.unused.pop(page, None)
 
     def leave(self, page: int, is_passed: bool = False) -> None:
-        """Count one lease less that uses a page. is_passed: the lease's window has passed the page, so other leases are
-        unlikely to need it."""
+        """Counts one lease less that uses a page. is_passed: the lease's window has passed the page, so other leases
+        are unlikely to need it."""
         self.n_users[page] -= 1
         if self.n_users[page]:
             return
@@ -187,8 +187,9 @@ class WindowTable:
         return (len(self.pages) - self._first + n_first) * self._window.page
 
     def copy(self, source: Node, n_slots: int) -> bool:
-        """Claims a page and orders the copy of the first n_slots slots of the source's first page to it: (~source page,
-        ~destination page, n_slots). Returns False, and changes nothing, if no page can be had."""
+        """Claims a page and orders the copy of the first n_slots slots of the source's first page to this page, as an
+        entry of `copies`: (~source page, ~destination page, n_slots). Returns False, and changes nothing, if no page
+        can be had."""
         page = source.states[source.start + self._window.page]
         self._window.use(page)
         if not (claimed := self._window.claim(1)):
@@ -200,7 +201,7 @@ class WindowTable:
         return True
 
     def release_source(self) -> None:
-        """Stop using the source of the copy, which has been made."""
+        """Stops using the source of the copy, after the copy was made."""
         if self._source >= 0:
             self._window.leave(self._source)
             self._source = -1
