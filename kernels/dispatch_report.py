@@ -37,7 +37,7 @@ class Dispatch(NamedTuple):
 
 
 def choices(device: str = "") -> list[Dispatch]:
-    """The implementation of each op for tensors on `device` ("cpu" or "cuda"; "": the GPU if there is one).
+    """Returns the implementation of each op for tensors on `device` ("cpu" or "cuda"; "": the GPU if there is one).
 
     For a CPU, this compiles the C++ library if that was not done yet (takes seconds, once).
     """

@@ -2,8 +2,8 @@
 
 An item is a few rows and a range of keys (`plan.py`): decodes, pieces of a chunk, or the rows of all requests that
 share a subtree. The query heads that share a KV head are packed into the tile's rows, so K and V are read once per
-group. Scores are in base 2. If several items read keys for one row, each writes a normalised partial result and its
-log-sum-exp, and `_merge` combines them (FlashDecoding; Dao et al., 2023).
+group. Scores are scaled for a softmax with base 2. If several items read keys for one row, each writes a normalised
+partial result and its log-sum-exp, and `_merge` combines them (FlashDecoding; Dao et al., 2023).
 
 Page ids are loaded one block ahead: Triton does not pipeline a load whose address depends on another load of the same
 iteration, so K and V would be single-buffered with any number of stages.

@@ -1,8 +1,8 @@
 """Linear layers whose weights and rows both have 8 bits (W8A8), int8 or E4M3, in Triton.
 
 Each row of x is quantised first, with one scale for each of the weight's groups of inputs. Tensor cores multiply
-8 bits at twice the rate of 16. They sum products of int8 in int32, which is exact. Hopper's sum products of E4M3 with
-about 14 bits, so these sums are added to float32 every 128 inputs (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+8 bits at twice the rate of 16. They sum products of int8 in int32, which is exact. On Hopper, they sum products of E4M3
+with about 14 bits, so these sums are added to float32 every 128 inputs (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 """
 
 import torch
@@ -90,8 +90,8 @@ def serves(weight: GroupedRows) -> bool:
 
 
 def shape(n_rows: int, n_groups: int, arch: str) -> Shape:
-    """The tile for n_rows rows. Few rows have small tiles, since reading the weight is the bottleneck. With groups, the
-    sums of a tile are in registers twice. Chosen from compiler reports, without a measurement."""
+    """The tile for n_rows rows. Few rows have small tiles, since reading the weight is the bottleneck. With several
+    groups, the sums of a tile are in registers twice. Chosen from compiler reports, without a measurement."""
     if n_rows <= 16:
         return Shape(16, 64, 128, 4, 3 if arch == "gfx942" else 5)
     if n_rows <= 64:

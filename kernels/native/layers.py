@@ -139,8 +139,8 @@ class Layers:
         """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
         which the caller must add it. The residual stream is in the memory of x. For the arguments see `logits`.
 
-        kept  number of layers -> [n, hidden], which gets the residual stream after so many layers. Only without `last`
-              and `adapted`
+        kept  number of layers -> [n, hidden], which gets the residual stream after so many layers. Cannot be combined
+              with `last` or `adapted`
         """
         return self._run(x, (cos, sin), ragged, last, adapted, kept=kept, turn=turn)
 
