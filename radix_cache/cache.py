@@ -234,8 +234,8 @@ class Cache:
         n_host   pages of host memory, for pages that leave the device
         file     host memory of n_host pages in a file, which outlives the process; None: in this process's memory
         n_states slots of recurrent state; 0: the model has none
-        window   pages of layers with a sliding window; None: these layers use the pages of the others. Not with a
-                 second tier or recurrent states
+        window   pages of layers with a sliding window; None: these layers use the pages of the others. Cannot be
+                 combined with a second tier or recurrent states
         """
         if n_pages < 0 or page < 1 or page & (page - 1):
             raise ValueError(f"n_pages ({n_pages}) must be at least 0, and page ({page}) must be a power of two")

@@ -55,7 +55,7 @@ class CacheEvents:
     """The log of a tree's latest events."""
 
     def __init__(self, tree: Tree, first: int = 0, n_kept: int = N_KEPT) -> None:
-        """first: the number of the first event; a later process must start with a greater one."""
+        """first: the number of the first event; a later process must start with a greater number."""
         self._tree = tree
         self._n_kept = n_kept
         self._kept: deque[Event] = deque()

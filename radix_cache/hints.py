@@ -69,7 +69,7 @@ class KVHint:
 
     def drop(self, n_shared: int = 0) -> None:
         """Lets the tree evict this prefix first. Moves all nodes below the prefix to the queue `Tree.dead`, then the
-        nodes on the path to it, from the last upwards, until a node has other children or only the first `n_shared`
+        nodes on its own path, from the last upwards, until a node has other children or only the first `n_shared`
         tokens are left. Drops nodes that are only in host memory. Nodes that are locked or held, and the nodes above
         them, stay where they are."""
         self.release()
@@ -94,8 +94,8 @@ class KVHint:
             node = parent
 
     def prefetch(self) -> int:
-        """Brings the prefix back from host memory, into pages that are free or unused. Returns how many of its tokens
-        are on the device then."""
+        """Brings the prefix back from host memory, into pages that are free or that neither a lease nor a hint holds.
+        Returns how many of its tokens are on the device then."""
         tree = self._hints.tree
         root = tree.roots.get(self.namespace)
         if root is None:

@@ -67,8 +67,8 @@ class Host:
 
     def move_out(self, node: Node, n: int) -> int:
         """Moves pages at the end of a leaf, which is the head of its queue, to host memory: n or RUN of them, whichever
-        is more, but at most all pages of the leaf, and as many as host memory has. Drops them instead if host memory
-        has no room. Returns how many pages left the device."""
+        is more, but no more than the leaf or host memory has. Drops them instead if host memory has no room. Returns
+        how many pages left the device."""
         tree = self.tree
         n_out = min(max(n, RUN), len(node.pages), self.n_pages)
         if n_out < len(node.pages):

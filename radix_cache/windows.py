@@ -151,7 +151,7 @@ class WindowPages(NodeSlots):
 class WindowTable:
     """The pages of windowed layers that one lease uses.
 
-    pages  as `Lease.pages`, but only up to the tokens of the next step; the null page stands for pages between the
+    pages  like `Lease.pages`, but only up to the tokens of the next step; the null page stands for pages between the
            first tokens and the window
     """
 
