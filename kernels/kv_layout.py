@@ -90,7 +90,7 @@ def is_latent(k_pool: Pool, v_pool: Pool) -> bool:
 
 
 def stored(k_pool: Pool, v_pool: Pool) -> tuple[Pool, ...]:
-    """The pools of a (keys, values) pair that have memory of their own."""
+    """The pools that have memory of their own: both pools of a pair, or with latent attention only that of the keys."""
     return (k_pool,) if is_latent(k_pool, v_pool) else (k_pool, v_pool)
 
 

@@ -104,7 +104,7 @@ def plan(
     large_split: tuple[int, int] | None = None,
     deterministic: bool = False,
 ) -> AttentionPlan:
-    """Cuts the attention of a ragged batch into items. If there are too few items to occupy all processors, those
+    """Cuts the attention of a ragged batch into items. If there are too few items to occupy all processors, items
     that read many keys are split.
 
     A request whose rows fit a small tile becomes one small item, any other becomes one or more large items. If several
@@ -115,7 +115,7 @@ def plan(
     programs       Triton programs per item, for small and for large items: one for each KV head, or one for all heads
     n_processors   multiprocessors of the GPU; on the CPU, threads
     window         number of keys that a row sees, including its own; 0: all
-    first          with a window: number of keys at the beginning that each row sees too. They have items of their own,
+    first          with a window: number of keys at the beginning that each row sees too. These keys have own items,
                    except where the window hides nothing
     shared         subtrees that may be read once for several requests, parents first
     merge_keys     cost of merging one more partial result of a row, as the number of keys that an item reads in that

@@ -106,10 +106,10 @@ def ragged(
     wanted   for each request, how many of its last rows need a result; None: all
     chunk    number of tokens in a chunk, a multiple of page_size, for layers that attend only inside chunks: `local`
              becomes the batch for these layers, in which the rows and keys of each chunk are a request of their own.
-             Not with `parents`
+             Cannot be combined with `parents`
 
-    Raises ValueError if a request has more rows than tokens or too few pages, if `parents` is not such a tree, or if
-    `chunk` is not a number of whole pages or is given with `parents`.
+    Raises ValueError if a request has more rows than tokens or too few pages, if `parents` contains an invalid tree, or
+    if `chunk` is not a number of whole pages or is given with `parents`.
     """
     n = len(q_lens)
     n_pages = [-(-kv // page_size) for kv in kv_lens]

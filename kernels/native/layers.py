@@ -70,7 +70,7 @@ class _Pass(ctypes.Structure):
 class Weights(NamedTuple):
     """The weights of one layer.
 
-    norms    weights of four norms: before attention, before the MLP, of query heads, of key heads; None: no such norm
+    norms    weights of four norms: before attention, before the MLP, of query heads, of key heads; None: no norm
     linears  (weight, bias) of qkv, out, gate_up and down; bias None: no bias
     window   number of keys that a row attends to; 0: all
     first    number of keys at the beginning of its text that a row with a window attends to as well
