@@ -192,7 +192,7 @@ class Host:
             tree.listener.stored(node, 0)
 
     def _is_sound(self, node: Node) -> bool:
-        """Whether those of a node's host pages that an earlier process wrote match their checksums."""
+        """Whether the host pages of a node that an earlier process wrote match their checksums."""
         if self.file is None or self.unproven.isdisjoint(node.host):
             return True
         is_sound = all(map(self.file.is_sound, self.unproven.intersection(node.host)))

@@ -107,6 +107,6 @@ class StateSlots(NodeSlots):
         self.nodes[slot] = node
 
     def reset(self, kept: set[int]) -> None:
-        """Frees all slots except `kept`, those of leases. No node may have a state."""
+        """Frees all slots except `kept`, which belong to leases. No node may have a state."""
         self.nodes.clear()
         self.free = [slot for slot in range(self.n_slots) if slot not in kept]

@@ -223,8 +223,8 @@ class WindowTable:
         del self.pages[n_kept:]
 
     def store(self, node: Node) -> None:
-        """Gives the pages of published tokens, which end in `node`, to the tree. Where the tree has such a page
-        already, the lease continues on the tree's page."""
+        """Gives the pages of published tokens, which end in `node`, to the tree. Where the tree already has a page
+        for these tokens, the lease continues on the tree's page."""
         window, n_before = self._window, self._n_stored
         self._n_stored = node.end
         for i in range(-(-node.end // window.page) - 1, max(n_before // window.page, self._first) - 1, -1):
