@@ -13,15 +13,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEADERS = 64 << 10
 """The most bytes of a request's line and headers."""
 HEADER_SECONDS = 20.0
-"""Seconds within which a request's line and headers must arrive. They count from its first byte, on a new connection
-from the connection's start."""
+"""Seconds within which a request's line and headers must arrive. The time runs from the request's first byte; for the
+first request of a connection, from the start of the connection."""
 WRITE_SECONDS = 300.0
 """Seconds after which a client that reads nothing loses its connection."""
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. A client that sends endless or slow headers loses it. A request that comes before the response to
-    the last one (pipelining) is dropped, and the connection ends with that response."""
+    """One connection, which is closed if the client's headers are too long or too slow. A request that arrives before
+    the response to the previous one is complete (pipelining) is dropped, and the connection ends with that response."""
 
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -112,8 +112,8 @@ class Connection(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self._check_reader, self._n_unread())
 
     def _check_reader(self, n_before: int) -> None:
-        """Close the connection if the client has read nothing since the last check. Nothing is added while writing is
-        paused, so a client that has read leaves fewer bytes."""
+        """Close the connection if the client has read nothing since the last check, when n_before bytes were unread.
+        While writing is paused, nothing is added, so fewer unread bytes mean that the client has read."""
         if self._n_unread() < n_before:
             self._wait_for_reader()
         else:

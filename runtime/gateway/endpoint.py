@@ -37,8 +37,8 @@ class Reply(NamedTuple):
 
 
 class EventReply(NamedTuple):
-    """A stream of server-sent events. events: yields the bytes of one or more events; it is always closed. failed:
-    returns the bytes for an error in the middle of the stream."""
+    """A stream of server-sent events. events: each item is the bytes of one or more events; the generator is always
+    closed in the end. failed: returns the bytes that report an error in the middle of the stream."""
 
     events: AsyncGenerator[bytes, None]
     failed: Callable[[HTTPError], bytes]
@@ -47,7 +47,7 @@ class EventReply(NamedTuple):
 
 
 class HTTPRequest(NamedTuple):
-    """A request, as a handler gets it. tenant: who asks; "" without keys. client: the tenant's connection to the
+    """A request, as a handler gets it. tenant: who sent it; "" without keys. client: the tenant's connection to the
     server. headers: by their names in lower case. path: the parts of the path that are parameters of the route."""
 
     gateway: Gateway
@@ -74,7 +74,7 @@ def event(value: Any, name: str = "") -> bytes:
 
 
 class _HungUp(Exception):
-    """The client is gone, so nobody waits for a response."""
+    """Raised if the client disconnects before its whole body arrived. No response is sent."""
 
 
 class Endpoint:
@@ -157,7 +157,7 @@ async def _hang_up(receive: Receive, response: _Response, work: asyncio.Task[Any
 
 
 class _Response:
-    """The response to one request. status: 0 before it began."""
+    """The response to one request. status: its HTTP status; 0 before the headers are sent."""
 
     def __init__(self, send: Send, shape: Shape) -> None:
         self._send, self._shape = send, shape
@@ -170,7 +170,7 @@ class _Response:
         await self._body(reply.body, more=False)
 
     async def stream(self, reply: EventReply) -> None:
-        """Send a stream. The headers are sent with the first events, so that an error before them can have its own
+        """Send a stream. The headers are sent when the first events exist, so that an earlier error can have its own
         status."""
         try:
             first = await anext(reply.events, b"")

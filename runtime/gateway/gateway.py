@@ -25,7 +25,7 @@ class Gateway:
     responses  responses that later requests may continue
     sessions   the connections to the server for programs over HTTP
     run_pages  pages of runs that clients have published
-    counts     responses, by path and status; status 0: the client hung up before it began
+    counts     responses, by path and status; status 0: the client hung up before the response began
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Gateway:
         return tenant
 
     async def client(self, tenant: str = "") -> Client:
-        """The connection of a tenant; "": the gateway's own, which may ask for the data of all tenants. Raises
-        BanyanError."""
+        """Return the connection of a tenant; for "", the gateway's own, which may ask for the data of all tenants.
+        Raises BanyanError."""
         client = self._clients.get(tenant)
         if client is None or client.lost is not None:
             async with self._connecting:  # for a second request that waited, `connect` returns the first one's client

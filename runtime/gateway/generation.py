@@ -28,8 +28,8 @@ def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
 
 
 def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
-    """The mark that ends the reasoning, if the output begins inside the reasoning; else "". begun: the turn that the
-    output continues, if the client began it."""
+    """The mark that ends the reasoning, if the output begins inside the reasoning; else "". begun: the client's
+    unfinished turn that the output continues; None: the output begins a new turn."""
     marks, opened = chat.reasoning, chat.roles.get(ASSISTANT, ("", ""))[0]
     if begun is not None:  # if text follows the start mark, the output counts as the answer, as on the server
         opened += "".join(part for part in contents(begun.content, "") if isinstance(part, str))
@@ -102,8 +102,8 @@ def check_copies(gen: wire.Gen, n: int) -> None:
 
 
 def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
-    """The ops for `n` outputs of `gen`. Their values are numbered from `gen.ref` on. Several outputs have a branch each
-    (a state, numbered from `child` on), so that all of them can stream."""
+    """The ops for `n` outputs of `gen`, whose values get the refs from `gen.ref` on. If n > 1, each output has a forked
+    state (numbered from `child` on), so that all of them can stream."""
     if n == 1:
         return [gen]
     children = tuple(range(child, child + n))

@@ -96,8 +96,8 @@ async def tokenize(request: HTTPRequest) -> Reply:
 
 
 async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "") -> wire.Value:
-    """The text and tokens of a prompt. kwargs: wire.Gen.chat_template_kwargs; only a gen gives them to the template, so
-    the server computes the prompt if they are given."""
+    """The text and tokens of a prompt. kwargs: wire.Gen.chat_template_kwargs. Only a gen can pass them to the template,
+    so with kwargs the server runs a gen without output, which computes the prompt."""
     gens = (wire.Gen(0, 1, wire.Sampling(max_tokens=0), chat_template_kwargs=kwargs),) if kwargs else ()
     ops = (wire.Append(0, parts), *gens, wire.Read(0, 0, tokens=True))
     async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="tokenize") as call:

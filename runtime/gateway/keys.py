@@ -18,7 +18,7 @@ MIN_KEY, MAX_KEY = 16, 4096
 
 
 class Keys:
-    """The keys of a file with a line NAME:KEY for each; a name may have several. Only digests are kept."""
+    """The keys of a file with lines NAME:KEY; a name may have several keys. Only digests of the keys are kept."""
 
     def __init__(self, names: Mapping[bytes, str] | None = None) -> None:
         """names: digest of a key -> the name on its line."""
@@ -66,9 +66,9 @@ class Keys:
 def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None:
     """Refuse a request that a browser sends for a page of another site. Raises HTTPError. Called if there are no keys.
 
-    The header Host is checked because a site that points its own name at this machine (DNS rebinding) would be the same
-    origin and could read the responses. The header Origin is checked because any page may send a POST, although it
-    cannot read the response. origins: the sites whose pages may send requests.
+    The header Host is checked because pages of a site that points its own name at this machine (DNS rebinding) have the
+    same origin as this server, and could read the responses. The header Origin is checked because any page may send a
+    POST, although it cannot read the response. origins: the sites whose pages may send requests.
     """
     host = headers.get(b"host", b"").decode("latin-1")
     try:

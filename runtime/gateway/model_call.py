@@ -46,11 +46,12 @@ class Arrival(NamedTuple):
 
 
 class ModelCall:
-    """Runs `ops` as a program, and collects the values `refs`. Leaving the `async with` block cancels the program if it
-    still runs, or drops the state."""
+    """Runs ops as a program, and collects the values of the given refs. The end of the `async with` block calls
+    `cancel`."""
 
     def __init__(self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None) -> None:
-        """state: if other calls use the same program, the state to drop in place of cancelling the program."""
+        """state: if other calls use the same program, the state that `cancel` drops; None: `cancel` ends the
+        program."""
         self.keeps_state = False
         """Whether later calls continue the state, so that it is not dropped."""
         self._mailbox, self._program, self._state = mailbox, program, state
@@ -73,7 +74,7 @@ class ModelCall:
         limits: wire.ProgramLimits | None = None,
         last: bool = True,
     ) -> Self:
-        """Send a program. stream: its gens stream. last: no more ops follow. Raises HTTPError."""
+        """Send a program. stream: whether its gens stream. last: whether no more ops follow. Raises HTTPError."""
         try:
             program = client.program(name)
             call = cls(mailbox, program)
@@ -102,7 +103,8 @@ class ModelCall:
         self.cancel()
 
     def cancel(self) -> None:
-        """Stop what still runs. Idempotent."""
+        """Cancel the program if values are missing; or, if `state` was given, drop that state unless `keeps_state`.
+        Idempotent."""
         if self._state is None:
             if self.n_open:
                 self._program.cancel()

@@ -63,8 +63,8 @@ async def count(request: HTTPRequest) -> Reply:
 
 
 def _switched(chat: wire.ChatMarkers, body: CountRequest) -> str:
-    """The variables for the chat template (wire.Gen.chat_template_kwargs) that switch the reasoning as `thinking` says;
-    "": the template has no switch, or `thinking` leaves it to the model."""
+    """The variables for the chat template (wire.Gen.chat_template_kwargs) that turn the reasoning on or off, as
+    `thinking` says; "" if the template has no switch, or `thinking` leaves the choice to the model."""
     if not chat.thinking_switch or not isinstance(body.thinking, ThinkingOn | ThinkingOff):
         return ""
     return template_kwargs(chat, {chat.thinking_switch: isinstance(body.thinking, ThinkingOn)}, None)
@@ -79,7 +79,7 @@ def _prompt(request: HTTPRequest, turns: Sequence[ChatTurn]) -> tuple[wire.Part,
 
 
 def _begun(turns: Sequence[ChatTurn]) -> ChatTurn | None:
-    """The turn that the output continues, if the client began it."""
+    """The last turn, if it is an assistant's without tool calls, which the output then continues; else None."""
     return turns[-1] if turns[-1].role == ASSISTANT and not turns[-1].tool_calls else None
 
 
@@ -125,7 +125,7 @@ async def _stream(call: ModelCall, writer: MessageWriter, pinned: float) -> Asyn
 
 
 class MessageWriter:
-    """Writes one message, whole or as events."""
+    """Writes the response, one message, as a whole or as stream events."""
 
     def __init__(self, model: str, body: MessageRequest) -> None:
         self._shows_thinking = not isinstance(body.thinking, ThinkingOff | None)

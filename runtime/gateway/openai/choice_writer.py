@@ -42,8 +42,9 @@ class TextOffset:
 
 
 class ShownTokens:
-    """Finds the tokens whose text is part of an output. The tokens of a stop string are not: they arrive with the text
-    before it if the engine generated both in one step, but the output does not contain their text."""
+    """Finds the tokens whose text is part of an output, and leaves out those of a stop string. The engine may generate
+    these in one step with text before them; then they arrive with that text, although the output does not contain
+    theirs."""
 
     def __init__(self) -> None:
         self._text, self._end = TextOffset(), 0  # ends of the tokens taken, and of the text
@@ -66,7 +67,7 @@ class ShownTokens:
 
 
 def with_text(sample: wire.Sample, tokens: tuple[wire.TokenLogprob, ...]) -> tuple[wire.TokenLogprob, ...]:
-    """`tokens`, those of the text of `sample`, without the tokens of a stop string that ended it."""
+    """Return `tokens`, the tokens of `sample`, without those of the stop string that ended it, if any."""
     shown = ShownTokens()
     return shown.take(sample.text, tokens) + shown.rest(sample)
 
@@ -112,7 +113,7 @@ class ChoiceWriter(ABC):
         return b"%s%d%s%s%s%s" % (self._prefix, index, self._field, _encode(output), tail, self._suffix)
 
     def _text(self, index: int, text: str) -> bytes:
-        """`_choice` for a chunk that has only text, as most have."""
+        """Like `_choice`, but faster, for a chunk that has only text, as most chunks do."""
         return b"%s%d%s%s%s" % (self._prefix, index, self._before, _encode(text), self._after)
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:

@@ -104,8 +104,8 @@ class CompletionWriter(ChoiceWriter):
     """Writes one completion."""
 
     def __init__(self, body: CompletionRequest, n_choices: int) -> None:
-        """n_choices: the number of outputs. With `echo`, the values from this number on are the texts of the prompts,
-        which arrive before the outputs."""
+        """n_choices: the number of outputs. With `echo`, values with refs from this number on are the texts of the
+        prompts, which arrive before the outputs."""
         super().__init__(body, "cmpl", "text_completion", "text_completion", b'"text":%s')
         self._n_choices = n_choices
         self._prompts: dict[int, str] = {}

@@ -23,14 +23,14 @@ from banyan.runtime.protocol import wire
 MAX_STORED = 1024
 """The most responses that are kept for later requests. The least recently used are dropped first."""
 SHARE = 0.25
-"""The share of the server's limits for one client, its memory (`max_client`) and programs (`max_programs`), that the
-stored responses of a tenant may take."""
+"""The share of the server's limits for one client (`max_client` bytes of memory, `max_programs` programs) that a
+tenant's stored responses may take."""
 
 
 @dataclass
 class Conversation:
     """A program that later responses can continue. client: the connection to which the program belongs. states, refs:
-    the next free numbers. n_bytes: the size of its turns, which the server keeps too."""
+    count the numbers for new states and values. n_bytes: the size of its turns, which the server keeps too."""
 
     client: Client
     program: ProgramHandle
@@ -39,7 +39,7 @@ class Conversation:
     n_bytes: int = 0
 
     def hold(self, turns: Sequence[ChatTurn]) -> None:
-        """Count turns that are sent to the server, or that the model wrote."""
+        """Add turns that are sent to the server, or that the model wrote, to n_bytes."""
         self.n_bytes += len(msgspec.json.encode(turns))
 
 
@@ -95,7 +95,7 @@ class ResponseStore:
             self._drop(one)
 
     def _held(self, tenant: str) -> tuple[int, int]:
-        """The number of a tenant's conversations, and their bytes, or those of its payloads if these are more."""
+        """The number of a tenant's conversations, and the bytes of these or of all its payloads, whichever are more."""
         found = [one for one in self._stored.values() if one.tenant == tenant]
         conversations = {
             id(one.conversation): one.conversation.n_bytes for one in found if one.conversation is not None

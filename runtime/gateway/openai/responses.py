@@ -116,7 +116,7 @@ async def delete(request: HTTPRequest) -> Reply:
 
 
 class ResponseRun:
-    """Makes one response. payload: the response as it is now."""
+    """Runs one request for a response. payload: the response so far, as JSON data."""
 
     def __init__(
         self, request: HTTPRequest, body: ResponseRequest, before: StoredResponse | None, adapter: str
@@ -217,7 +217,7 @@ class ResponseRun:
         return call
 
     def run_in_background(self) -> None:
-        """Make the response in a task of its own."""
+        """Start a task that makes the response."""
         self._request.gateway.responses.put(self._stored)
 
         async def run() -> None:

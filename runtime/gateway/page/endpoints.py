@@ -59,7 +59,7 @@ async def programs(request: HTTPRequest) -> Reply:
 
 
 class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of POST /v1/pages: a page of one file."""
+    """The body of POST /v1/pages: an HTML page without other files."""
 
     title: Annotated[str, Meta(max_length=200)]
     html: str
@@ -88,7 +88,7 @@ async def show(request: HTTPRequest) -> Reply:
 
 
 async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"], limit: int = 0) -> Any:
-    """Ask the server for the data `what`. HTTPError: it refuses, because the client is not an operator."""
+    """Ask the server for the data `what`. HTTPError: the server refuses, because the client is not an operator."""
     try:
         return await asyncio.to_thread(partial(request.client.ask, what, _SECONDS, limit))
     except RuntimeLost:

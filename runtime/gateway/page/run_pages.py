@@ -6,11 +6,11 @@ import secrets
 from typing import NamedTuple
 
 MAX_PAGES, MAX_BYTES = 100, 64 << 20
-"""The most pages and bytes of all clients together; the oldest pages are dropped first."""
+"""The most pages, and the most bytes of pages, of all clients together. The oldest pages are dropped first."""
 
 
 class RunPage(NamedTuple):
-    """One page. id: whoever knows it may read the page, because a browser sends no key with a link."""
+    """One page. id: protects the page; whoever knows it may read it, because a browser sends no key with a link."""
 
     id: str
     tenant: str

@@ -36,7 +36,7 @@ class JSONProgram:
 
     @property
     def is_over(self) -> bool:
-        """Whether all its values are known or have failed, and no more ops will come."""
+        """Whether all values of the program have arrived or failed, and no more ops will come."""
         return self._has_failed or (self._is_last and not self._missing)
 
     def message(self, body: ProgramRequest) -> bytes:
@@ -57,7 +57,7 @@ class JSONProgram:
         return data
 
     def note(self, message: wire.ServerMessage) -> bool:
-        """Handle a message from the server. Returns whether it is about the program."""
+        """Handle a message from the server. Returns whether the message is about the program."""
         match message:
             case wire.Value(ref=ref) | wire.Failed(ref=int(ref)):
                 self._missing.discard(ref)

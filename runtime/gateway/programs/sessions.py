@@ -42,7 +42,7 @@ class Session:
         self._loop.add_reader(self._socket.fileno(), self._take)
 
     async def begin(self, hello: wire.Hello) -> bytes:
-        """Send the first message. Returns the server's Welcome. HTTPError: it refuses, or does not answer."""
+        """Send the first message. Returns the server's Welcome. HTTPError: the server refuses, or does not answer."""
         self.send(wire.encode(hello))
         try:
             async with asyncio.timeout(WELCOME_SECONDS):
@@ -66,13 +66,14 @@ class Session:
         self._take()  # sending may clear the event that announces a message
 
     def keep_alive(self) -> None:
-        """Send heartbeats from now on. Banyan's own client sends them itself."""
+        """Send heartbeats from now on, for clients that speak JSON; Banyan's own client sends its own."""
         self.send(wire.encode(wire.Ping()))
         if not self.is_over:
             self._timer = self._loop.call_later(ipc.HEARTBEAT, self.keep_alive)
 
     async def messages(self) -> list[bytes]:
-        """Wait until messages arrive, and return all that have. []: the server is gone, or too many waited."""
+        """Wait until messages arrive, and return all that have arrived; [] if the server is gone, or too many bytes
+        waited."""
         while not (self._arrived or self.is_over):
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -132,8 +133,8 @@ class Sessions:
         return len(self._sessions)
 
     async def open(self, client: Client, version: int, name: str) -> tuple[Session, bytes]:
-        """Open a session for the client's tenant. Returns it and the server's Welcome. HTTPError: there are too many,
-        or the server refuses."""
+        """Open a session for the client's tenant. Returns the session and the server's Welcome. HTTPError: the tenant
+        has too many sessions, or the server refuses."""
         address = client.address
         tenant = address.tenant
         if self._n_of[tenant] >= MAX_SESSIONS:
