@@ -35,7 +35,7 @@ WORDS = words(SHAPES["M0"]["vocab_size"])
 EXAMPLES = "".join(f"Text:{''.join(WORDS[i : i + 12])}\nLabel:{WORDS[i % 7]}\n" for i in range(100, 352, 12))
 KV = "32MiB"
 MARKS = (10_000, 100_000)
-"""Items after which the peaks are noted, besides the end."""
+"""The peaks are noted after so many items, and at the end."""
 INTERVAL = 0.25
 
 
@@ -97,7 +97,7 @@ class Batch:
         self.client = subprocess.Popen([*command, "--socket", str(self._socket)], stdout=self._log, stderr=self._log)
 
     def kill(self, whom: str) -> None:
-        """Send SIGKILL, and start again what ended."""
+        """SIGKILL the process that `whom` names ("client", "server" or "both"), and start again what ended."""
         if whom in ("client", "both"):
             self.client.kill()
         if whom in ("server", "both"):
@@ -109,7 +109,7 @@ class Batch:
         self.start_client()
 
     def watch(self) -> None:
-        """Note the memory, the CPU time and the number of results."""
+        """Update `peaks`, `cpu` and `n_done`."""
         for name, pid in ({"client": self.client.pid} | self._pids).items():
             self.peaks[name] = max(self.peaks.get(name, 0.0), memory(pid))
             self.cpu[name, pid] = max(self.cpu[name, pid], cpu(pid))
@@ -129,7 +129,7 @@ class Batch:
 
 
 def write_rows(file: Path, n: int) -> None:
-    """Texts of four words, no two alike."""
+    """Write n different texts of four words each, as CSV."""
     k = len(WORDS)
     with file.open("w", newline="") as lines:
         writer = csv.writer(lines)
@@ -183,7 +183,7 @@ def run(report: Report, model: Path | None, n: int, kills: list[str], seed: int)
 
 
 def check(out: Path, n: int) -> int:
-    """How many rows have exactly one result. Any other line is an error."""
+    """Count the rows that have exactly one result. AssertionError: a line of the output is no result of a row."""
     counts, decoder = Counter[int](), msgspec.json.Decoder(BatchRecord)
     with out.open("rb") as lines:
         for line in lines:

@@ -29,8 +29,9 @@ DTYPE, STEP_TOKENS = "bfloat16", 512
 
 
 class Latency(NamedTuple):
-    """p99 of the seconds between two tokens of a decode, alone and beside long prompts. rise: the difference of the two
-    in CPU seconds, divided by the longest step while only long prompts run; 0 if the peer does not report steps."""
+    """p99 of the seconds between two tokens of a decode: alone, and beside long prompts. rise: how much long prompts
+    add to the p99 of a decode step's CPU seconds, relative to the longest step while only long prompts run; 0 if the
+    peer does not report steps."""
 
     alone: float
     beside: float
@@ -38,7 +39,8 @@ class Latency(NamedTuple):
 
 
 def gaps(peer: PeerProcess, name: str, seed: int) -> tuple[float, float]:
-    """p99 of the gaps between tokens of the decodes, in seconds, and of the CPU seconds of the steps that made them."""
+    """p99 of the seconds between two tokens of the decodes, and p99 of the CPU seconds of the steps, each counted once
+    for each of its decodes."""
     found = peer.ask(f"{name} {seed}")
     calls = found["calls"][:N_DECODES]
     between = [b - a for call in calls for a, b in zip(call["times"], call["times"][1:], strict=False)]
@@ -47,9 +49,9 @@ def gaps(peer: PeerProcess, name: str, seed: int) -> tuple[float, float]:
 
 
 def least(rounds: Sequence[tuple[float, float, float, float, float]]) -> Latency:
-    """The latency from the minimum of each column of the rounds, as other load only adds. Columns: p99 of the gaps
-    alone and beside, the same in CPU seconds, and the longest step. The rise is computed from the minima: in a single
-    round, load while the decodes are alone would lower it."""
+    """The latency, computed from the minimum of each column over the rounds, because other load only adds. Columns: p99
+    of the gaps, alone and beside long prompts; p99 of the steps' CPU seconds, alone and beside; the longest step. The
+    rise of a single round would be too low if other load fell on the decodes that run alone."""
     alone, beside, was, now, chunk = (min(column) for column in zip(*rounds, strict=True))
     return Latency(alone, beside, (now - was) / chunk)
 
@@ -74,7 +76,8 @@ def measure(model: Path, vllm: Path | None, n_rounds: int) -> tuple[Latency, Lat
 
 
 async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
-    """Runs our engine in the client's event loop, as serving_peers.py runs vLLM."""
+    """Answer requests from standard input with our engine, whose steps run in this event loop, as serving_peers.py runs
+    vLLM."""
     from serving_peers import serve
 
     from banyan.runtime import config as configs

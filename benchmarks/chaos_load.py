@@ -20,11 +20,13 @@ from simulate_work import Body, Crowd, Gen, State, Steps, Wait, words
 from banyan.runtime.protocol.wire import Finish, ProgramEnded, Run, Sampling
 
 GPU = Cost(step=10e-3, row=0.06e-3, read=1e-9)
-"""A model of 8 GB on a GPU: reading the weights takes 10 ms; up to 160 rows per step add almost nothing."""
+"""A model of 8 GB on a GPU: a step takes 10 ms to read the weights, and 0.06 ms per row, so that about 160 rows double
+its time."""
 
 
 class Overload(NamedTuple):
-    """peak, overloaded: tokens per virtual second. worst: the longest time of a program over the median."""
+    """peak, overloaded: generated tokens per virtual second, with a few programs at a time and with all at once. worst:
+    the longest time of a program over the median, with all at once."""
 
     peak: float
     overloaded: float
@@ -32,7 +34,8 @@ class Overload(NamedTuple):
 
 
 def equal(chance: Random, n: int) -> list[Body]:
-    """Equal programs: 200 shared tokens, 60 of their own, two outputs of 30."""
+    """n programs of equal shape: 200 shared tokens and 60 of their own, an output of 30, 20 more tokens, and another
+    output of 30."""
     system = words(chance, 200)
 
     def one() -> Body:
@@ -50,7 +53,8 @@ def equal(chance: Random, n: int) -> list[Body]:
 
 
 def overload(n: int, n_few: int = 32) -> Overload:
-    """n programs at once, compared with a number of programs that just keeps the machine busy."""
+    """Run n programs at once, and, for comparison, a run in which n_few programs at a time just keep the machine
+    busy."""
     few = Machine(n_pages=1024, max_running=16, cost=GPU)
     bodies = equal(Random(1), 20 * n_few)
     Crowd(few, ((0.0, body) for body in bodies[:n_few]), backlog=bodies[n_few:]).run()
@@ -64,15 +68,16 @@ def overload(n: int, n_few: int = 32) -> Overload:
 
 
 def cpu_of_a_step(n_waiting: int, has_turnover: bool) -> float:
-    """The median of 5 rounds of `cpu_of_steps`."""
+    """The median of the first 5 values of `cpu_of_steps`."""
     return statistics.median(islice(cpu_of_steps(n_waiting, has_turnover), 5))
 
 
 def cpu_of_steps(n_waiting: int, has_turnover: bool) -> Iterator[float]:
-    """CPU ms of the scheduler per step with 64 running and n_waiting queued requests of 5 clients, round by round.
+    """Yield the scheduler's CPU ms per step, as the mean of 40 steps at a time, with 64 running and n_waiting queued
+    requests of 5 clients.
 
     With turnover, outputs have 16 tokens on average, so that a few requests end and start in each step; each program
-    has three requests, and all share 200 tokens. Without, all running requests decode.
+    has three requests, and all share 200 tokens. Without turnover, all running requests decode.
     """
     m = Machine(n_pages=64 * 32, max_running=64, cost=GPU)
     chance, serial = Random(0), count()
@@ -98,7 +103,8 @@ def cpu_of_steps(n_waiting: int, has_turnover: bool) -> Iterator[float]:
 
 
 def fairness(schedule: str, n: int) -> float:
-    """Mean seconds of 20 programs of one client that arrive while another client has n programs."""
+    """The mean virtual seconds that 20 programs of one client take, which arrive while another client has n
+    programs."""
     m = Machine(n_pages=2048, max_running=16, cost=GPU, schedule=schedule)
     chance = Random(0)
     started: dict[int, float] = {}
@@ -122,8 +128,8 @@ def fairness(schedule: str, n: int) -> float:
 
 
 class Gaps(NamedTuple):
-    """p99 of the seconds between two tokens of a decode, alone and beside long prompts. chunk: how much longer a step
-    with a prefill chunk takes than a step of decodes."""
+    """p99 of the virtual seconds between two tokens of a decode: alone, and beside long prompts. chunk: by how many
+    seconds a step with a prefill chunk is longer than a step of decodes."""
 
     alone: float
     beside: float
@@ -131,7 +137,7 @@ class Gaps(NamedTuple):
 
 
 def latency(step_tokens: int = 512) -> Gaps:
-    """16 decodes, and a prompt of 16,000 tokens every 2 seconds."""
+    """Run 16 decodes alone, and then beside a prompt of 16,000 tokens every 2 seconds."""
 
     def play(n_long: int) -> tuple[float, float]:
         m = Machine(n_pages=8192, max_running=64, cost=GPU, step_tokens=step_tokens)
@@ -197,7 +203,8 @@ class Agents(NamedTuple):
 
 
 def agents(part: str, n: int, n_present: int, share: float) -> Agents:
-    """n agents, n_present of them at a time, with a cache of `share` of their working set."""
+    """Run n agents, n_present of them at a time, with a cache of `share` of their working set. part: a key of PARTS or
+    POLICIES. Returns the mean and p99 of the agents' times, and the number of computed tokens."""
     options = dict((PARTS | POLICIES)[part])
     has_set, foresees = options.pop("has_set", True), bool(options.pop("foresees", False))
     chance = Random(0)

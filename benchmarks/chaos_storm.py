@@ -1,4 +1,5 @@
-"""For chaos.py and tests: programs on real processes while their engine is killed and stopped, and clients vanish."""
+"""For chaos.py and tests: runs programs on real processes while their engine is killed and stopped, and clients
+vanish."""
 
 from __future__ import annotations
 
@@ -40,11 +41,11 @@ time.sleep(1000)
 
 
 ERROR = "\0error "
-"""Prefix of an error's code, in place of a text."""
+"""If a value failed, this prefix and the error's code stand in place of its text."""
 
 
 class Faults(NamedTuple):
-    """How often each fault happens, at random times."""
+    """How often each fault happens in a run. Their times and order are random."""
 
     kills: int = 20
     stops: int = 5
@@ -75,8 +76,9 @@ def ops(kind: int, k: int) -> tuple[list[wire.Op], tuple[int, ...]]:
 
 
 class Outcome(NamedTuple):
-    """texts: for each program its values, or error codes. n_starts: engines started. seconds: of the whole run. left:
-    programs, requests and pages that were not released. grown: MiB by which the server's memory has grown."""
+    """texts: for each program the texts of its values, or ERROR and a code. n_starts: how many engines were started
+    during the run. seconds: of the whole run. left: programs, requests and pages that were not released. grown: MiB by
+    which the server's memory has grown."""
 
     texts: list[tuple[str, ...]]
     n_starts: int
@@ -114,7 +116,7 @@ def run(
 
 
 def _play(c: clients.Client, n: int, patience: float) -> Iterator[tuple[str, ...]]:
-    """Submit all programs, then yield their values."""
+    """Submit n programs, then yield the values of each."""
     programs: list[tuple[clients.ProgramHandle, Sequence[int]]] = []
     for k in range(n):
         body, refs = ops(k, k)
@@ -173,7 +175,8 @@ def _vanish(server: launch.ServerProcess) -> None:
 
 
 def _left(c: clients.Client) -> dict[str, Any]:
-    """What remains after all programs have ended; {} if nothing leaked."""
+    """Wait until nothing of the ended programs is left, for 60 s at most, and run the server's check. Returns what is
+    left."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -197,6 +200,6 @@ def _left(c: clients.Client) -> dict[str, Any]:
 
 
 def serve(model: Path, command: Sequence[str] = launch.SERVER, **options: Any) -> launch.ServerProcess:
-    """A server of a small model in float32."""
+    """Start a server of a small model in float32."""
     settings = config.make(model=str(model), threads=1, device="cpu", dtype="float32", kv_memory="32MB", **options)
     return launch.start(settings, timeout=200, command=command)

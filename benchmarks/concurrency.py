@@ -25,7 +25,7 @@ from report import Report, correct, parser, resident
 import banyan as bn
 
 LONGEST = 300.0
-"""Time limit in seconds of one figure."""
+"""Seconds that the measurement of one figure may take."""
 N_PROGRAMS, N_BRANCHES, N_THREADS = 32, 4, 32
 TESTS = (
     "tests/frontend/lang/test_async_state.py",
@@ -54,7 +54,8 @@ async def ask(s: bn.AsyncState, i: int, begun: set[int]) -> str:
 
 
 def threads() -> int:
-    """The maximum number of threads while programs with branches run on a pool and all wait at once."""
+    """The maximum number of this process's threads while N_PROGRAMS programs with branches run on a thread pool, and
+    all wait at the same time."""
     seen: list[int] = []
     with server(hold=N_PROGRAMS) as path, bn.connect(path) as backend:
         branches.run_batch(
@@ -64,7 +65,8 @@ def threads() -> int:
 
 
 def memory(n: int) -> dict[str, float]:
-    """For each of n unfinished async programs: resident KB, and the CPU microseconds from its start to its end."""
+    """Of n async programs that all wait at the same time, each one's share: resident KB while they wait, and CPU
+    microseconds from start to end."""
     with server(hold=n + 1) as path, bn.connect(path) as backend:
         return asyncio.run(_memory(n, backend))
 
@@ -101,7 +103,7 @@ def apart(what: str, n: int = 0) -> Any:
 
 
 def rows(report: Any, quick: bool = False, baseline: float | None = None, baseline_name: str = "") -> None:
-    """Measure and add the rows. baseline: a peer's number of threads."""
+    """Measure, and add the rows to the report. baseline: a peer's number of threads."""
     n = 1000 if quick else 10_000
     name = f"threads, {N_PROGRAMS} programs x fork({N_BRANCHES}), pool {N_THREADS}"
     report.row(name, "threads", apart("threads"), baseline, baseline_name, target=f"<= {N_THREADS + 4}")

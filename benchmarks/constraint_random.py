@@ -31,7 +31,7 @@ VALUES = (None, True, 0, 1, 2.5, -3, "", "a", "ab", "é", [], [1], ["a", "a"], {
 CHECKED = jsonschema.FormatChecker(("date", "email", "ipv4", "ipv6", "uuid"))
 """Formats that the validator checks without more packages."""
 N_TOKENS = 120
-"""Tokens after which a text that has not ended is given up."""
+"""A drawn text that has not ended after so many tokens is given up."""
 _ENDS = (b'"', b"}", b"]", b'"}', b'"]')
 
 
@@ -83,8 +83,9 @@ def any_schema(chance: Random, depth: int = 2) -> Any:
 
 
 def public_schemas(folder: Path) -> Iterator[tuple[Any, list[tuple[Any, bool]]]]:
-    """The schemas of a folder's JSON files, with their values and whether these are valid. A file holds a schema; or
-    {"schema": ..., "tests": [{"data": ..., "valid": ...}]}, or a list of those, as in the standard's suite."""
+    """Yields the schemas in the JSON files of a folder, each with its test values and whether these are valid. A file
+    holds a schema; or {"schema": ..., "tests": [{"data": ..., "valid": ...}]}, or a list of such objects, as in the
+    standard's suite."""
     for file in sorted(folder.rglob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
         groups = found if isinstance(found, list) else [found]
@@ -96,7 +97,7 @@ def public_schemas(folder: Path) -> Iterator[tuple[Any, list[tuple[Any, bool]]]]
 
 
 class Handled:
-    """A schema that compiles. is_checked: masks do not enforce all its keywords, so finished values are checked."""
+    """A compiled schema. is_checked: the masks do not enforce all its keywords, so finished values are checked too."""
 
     def __init__(self, schema: Any, vocabulary: Vocabulary) -> None:
         """Raises a BanyanError if the schema is refused."""
@@ -119,7 +120,7 @@ class Handled:
         return build(canonical(spec, is_loose), self._vocabulary)
 
     def accepts(self, value: Any) -> bool:
-        """Whether a model can write the value, and the check passes."""
+        """Whether the masks let a model write the value, and the check, if there is one, passes."""
         text = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
         guide, ids = self.compiled.guide(), self._vocabulary.llg.tokenize_bytes(text)
         return (
@@ -127,7 +128,8 @@ class Handled:
         )
 
     def draw(self, chance: Random) -> str | None:
-        """A text drawn token by token; None if it did not end. Tokens that end something are likely."""
+        """Draw a text token by token; None if it did not end. Tokens that close a string, object or array are
+        preferred."""
         guide, row, ids = self.compiled.guide(), np.empty(self._vocabulary.n_words, np.int32), list[int]()
         while len(ids) < N_TOKENS and not guide.must_stop and not (guide.can_stop and chance.random() < 0.5):
             guide.fill(row)
@@ -141,9 +143,9 @@ class Handled:
 
 
 def judged(schemas: Iterable[Any], vocabulary: Vocabulary, n_texts: int, seed: int = 0) -> Counter[str]:
-    """Counts of schemas: "enforced", "checked", "unsatisfiable", "refused: ...", "refers to other files"; of drawn
-    texts: "valid", "INVALID", "not ended", and "caught" by the check or for a repeated name; of values: "accepted",
-    "valid but refused", "INVALID ACCEPTED"."""
+    """Return counts of schemas: "enforced", "checked", "unsatisfiable", "refused: ...", "refers to other files"; of
+    drawn texts: "valid", "INVALID", "not ended", and "caught" by the check or for a repeated name; and of values:
+    "accepted", "valid but refused", "INVALID ACCEPTED"."""
     found = Counter[str]()
     for n, schema in enumerate(schemas):
         try:
@@ -183,7 +185,8 @@ def _judged(one: Handled, n_texts: int, chance: Random) -> Counter[str]:
 
 
 def given(schema: Any, tests: list[tuple[Any, bool]], vocabulary: Vocabulary) -> Counter[str]:
-    """Counts the values that are given with a schema: "valid", "invalid", "accepted valid", "accepted invalid"."""
+    """Count the test values of a schema: "valid", "invalid"; and those that our constraint accepts: "accepted valid",
+    "accepted invalid"."""
     kinds = [("valid" if is_valid else "invalid", value) for value, is_valid in tests]
     found = Counter(kind for kind, _ in kinds)
     try:

@@ -22,7 +22,7 @@ from report import Report
 import banyan as bn
 
 N_REQUESTS, N_ALONE = 64, 16
-"""How many requests run: 16 at a time, and one at a time."""
+"""How many requests a round has: N_REQUESTS if 16 run at a time, N_ALONE if they run one by one."""
 SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1",
@@ -40,7 +40,8 @@ def extract(s: bn.State, prompt: str, schema: Any) -> None:
 
 
 class Round(NamedTuple):
-    """The answers to all requests, wall seconds, and CPU seconds of all processes including the client."""
+    """One run of the requests: its wall seconds, the CPU seconds of all processes including the client, and the
+    answers."""
 
     seconds: float
     cpu: float
@@ -52,7 +53,7 @@ class Round(NamedTuple):
 
 
 class System:
-    """A system under test. Its processes are the children that are not in `before`."""
+    """A system under test. Its processes are the children of this process that are not in `before`."""
 
     name: str
 
@@ -61,7 +62,7 @@ class System:
         self._processes = set(psutil.Process().children()) - before
 
     def round(self, n_at_once: int) -> Round:
-        """Run all requests, or only N_ALONE of them if each waits for the one before it."""
+        """Run all requests, n_at_once at a time, or only N_ALONE of them if n_at_once is 1."""
         requests = self._requests if n_at_once > 1 else self._requests[:N_ALONE]
         cpu, start = self._cpu(), time.perf_counter()
         texts = self.answers(requests, n_at_once)
@@ -154,9 +155,10 @@ class Peer(System):
 
 
 def speed(report: Report, n_rounds: int, vllm: str | None) -> None:
-    """Output characters per second of the same requests with a constraint, without one, and with a constraint whose
-    forced tokens are sampled like others. The systems take turns, and the fastest round counts, as other load only
-    adds. Prompts are cached. Only the grammar drafts: the other drafters would copy the previous round."""
+    """Adds rows for output characters per second of the same requests with a constraint, without one, and with a
+    constraint whose forced tokens are sampled like others. The systems take turns, and the fastest round counts,
+    because other load only adds. Prompts are cached. Of the drafters only the grammar is used: the others would copy
+    the previous round."""
     requests = work.extractions(N_REQUESTS)
     free = [one._replace(schema=None) for one in requests]
     with ExitStack() as stack:
@@ -186,7 +188,7 @@ def speed(report: Report, n_rounds: int, vllm: str | None) -> None:
 
 
 def compare(report: Report, what: str, systems: list[System], runs: list[list[Round]]) -> None:
-    """Compares the first system with the others."""
+    """Adds rows that compare the fastest round of the first system with those of the others."""
     for unit, took in (("chars/s", lambda one: one.seconds), ("chars/CPU s", lambda one: one.cpu)):
         ours, *others = [max(one.n_chars / took(one) for one in some) for some in runs]
         for system, rate in zip(systems[1:], others, strict=True):

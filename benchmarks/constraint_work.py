@@ -164,7 +164,7 @@ class Extraction(NamedTuple):
 
 
 MAX_TOKENS = 96
-"""Limit of an answer."""
+"""The most tokens of an answer."""
 _TYPES = {str: "string", int: "integer", float: "number"}
 
 
@@ -215,8 +215,8 @@ def _source() -> Iterator[str]:
 
 @dataclass
 class Output:
-    """The output of a run. reason: the finish reason or an error code. steps: the engine steps in which it got
-    tokens."""
+    """The result of a run in the engine. reason: the finish reason or an error code. steps: the engine steps in which
+    it got tokens."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -240,7 +240,7 @@ class Bench:
         return self.tokenizer.encode([TextSpan(text, meant=True)])
 
     def begin(self, prompt: str, sampling: Sampling, seed: int = 0) -> int:
-        """Start a run; returns its rid."""
+        """Start a run. Returns its rid, by which `finish` knows it."""
         self._n_runs += 1
         ends = () if sampling.ignore_eos else sorted(self.tokenizer.eos_ids)
         ids, stops = (array("i", some).tobytes() for some in (self.ids(prompt), ends))

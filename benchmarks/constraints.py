@@ -76,8 +76,8 @@ def main() -> int:
 
 
 def conformance(report: Report, folder: Path | None) -> None:
-    """Counts the results that the tests assert case by case. They run here if `folder` is the standard's suite; else
-    the rows say that the results are recorded."""
+    """Adds rows for the results of schemas that the tests assert case by case. If `folder` is the standard's suite, the
+    tests run first; else the rows say that the results are recorded."""
     how = ", recorded"
     if folder is not None and folder.name == "draft2020-12":
         suite_folder = folder.resolve().parents[1]
@@ -98,12 +98,13 @@ def public() -> list[Any]:
 
 
 def random_schemas(report: Report, n: int) -> None:
-    """Schemas of all keywords; texts drawn under them and values made from these, judged by jsonschema."""
+    """Adds rows for n random schemas with all keywords: jsonschema judges texts drawn under them, and values made from
+    these texts."""
     judgement(report, f"{n} random schemas", judged((any_schema(Random(i)) for i in range(n)), small_vocabulary(), 6))
 
 
 def data(report: Report, folder: Path | None) -> None:
-    """Public schemas, with the values that their files give."""
+    """Adds rows for the public schemas in `folder`, and the test values that their files give."""
     if folder is None:
         print("data: no folder; give --data")
         return
@@ -141,7 +142,7 @@ def small_vocabulary() -> Vocabulary:
 
 
 def outputs(report: Report, n_outputs: int) -> None:
-    """Samples four outputs per random schema until n_outputs are complete."""
+    """Adds rows for outputs under random schemas: four per schema, until n_outputs are complete."""
     found, bench, n_whole, seed = Counter[str](), work.Bench(), 0, 0
     while n_whole < n_outputs:
         found += work.sampled(bench, range(seed, seed + 100), 4)
@@ -177,7 +178,7 @@ def masks(report: Report, folder: Path, n_schemas: int) -> None:
 
 
 def preflight(report: Report, folder: Path, n_schemas: int) -> None:
-    """CPU time of the sandbox's child per schema."""
+    """Adds a row for the CPU time of the sandbox's child process per schema."""
     tokenizer = Tokenizer(folder, Files.read(folder))
     with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as its:
         ours.bind("inproc://preflight")

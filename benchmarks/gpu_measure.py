@@ -63,7 +63,7 @@ class Run(NamedTuple):
         print(json.dumps({"row": self.report.rows[-1]}), file=self.notes, flush=True)
 
     def some(self, cases: Sequence[Any]) -> Sequence[Any]:
-        """All cases; in a dry run only one, as they differ only in size."""
+        """All cases; in a dry run only the first, because the cases differ only in size."""
         return cases[:1] if self.is_dry else cases
 
     def size(self, real: int, dry: int) -> int:
@@ -92,7 +92,7 @@ def ceilings(run: Run) -> dict[str, float]:
 
 
 def compare(run: Run, name: str, case: work.Attend, targets: dict[str, str]) -> float:
-    """Adds a row per peer and returns our seconds. targets: by the first word of a peer's name."""
+    """Adds a row per peer. Returns our seconds. targets: by the first word of a peer's name."""
     peers = case.peers()
     ours, *theirs = run.times(case.ours, *peers.values())
     for peer, seconds in zip(peers, theirs, strict=True):
@@ -111,7 +111,7 @@ def decodes(run: Run, roof: dict[str, float]) -> None:
 
 
 def quantized_kv(run: Run) -> None:
-    """KV in few bits compared with bfloat16."""
+    """Adds rows for decodes over quantised KV, compared with KV in the run's dtype."""
     n, context = run.size(64, 2), run.size(4096, 40)
     case = run.attend(work.alone(n, context))
     for kind, (keys, values) in KV_KINDS.items():
@@ -122,7 +122,8 @@ def quantized_kv(run: Run) -> None:
 
 
 def latents(run: Run, roof: dict[str, float]) -> None:
-    """Decodes over DeepSeek's latents: with 16 heads (V2 Lite) memory is the bound, with 128 (V3) it is not."""
+    """Adds rows for decodes over DeepSeek's latents. With 16 heads (V2 Lite) memory bandwidth limits them, with 128
+    (V3) it does not."""
     n, context, (dim, latent_dim) = run.size(64, 2), run.size(4096, 40), ((576, 512), (48, 32))[run.is_dry]
     for n_heads in run.some((16, 128)):
         paged = work.assign_pages(work.alone(n, context))
@@ -172,7 +173,8 @@ def shared_reads(run: Run) -> None:
 
 
 def small_ops(run: Run, roof: dict[str, float]) -> None:
-    """Compared with torch's ops, and the bytes moved (by the formula in the op table) with the copy ceiling."""
+    """Adds rows that compare our small ops with torch's, and their bandwidth (bytes by the formula in the op table)
+    with that of a copy."""
     for name, (sizes, ours, torchs) in _small_ops(run).items():
         took, theirs = run.times(ours, torchs)
         op = name.split(",")[0]
@@ -226,7 +228,8 @@ def _masks(run: Run, vocab: int) -> Tensor:
 
 
 def _draws(run: Run, n: int, vocab: int) -> dict[str, Any]:
-    """Draws overwrite the logits, so each starts with a fresh copy, which counts for both sides."""
+    """The entries of `_small_ops` for sampling. A draw overwrites the logits, so each call first copies fresh logits,
+    and the copy counts for our function and torch's."""
     found: dict[str, Any] = {}
     fresh = 3 * torch.randn(n, vocab, device=run.device)
     logits = fresh.clone()
@@ -257,7 +260,7 @@ def _uncaptured(function: Callable[[], Tensor]) -> Captured:
 
 
 class Steps:
-    """A random model and its steps, with CUDA graphs or without."""
+    """A model with random weights, and its steps, with CUDA graphs or without."""
 
     def __init__(self, run: Run, shape: str, paged: work.PagedTexts) -> None:
         self.run, self.paged = run, paged
@@ -289,7 +292,8 @@ class Steps:
 
 
 def steps(run: Run, roof: dict[str, float]) -> None:
-    """Decode steps, host and device together, compared with steps without graphs and with the memory bound."""
+    """Adds rows for decode steps, host and device together, compared with steps without graphs, and with the time to
+    read weights and KV once."""
     context = run.size(1024, 20)
     for shape in ("0.6B", "8B"):
         sizes = [run.size(n, i + 1) for i, n in enumerate((1, 8, 64))]
@@ -308,7 +312,7 @@ def steps(run: Run, roof: dict[str, float]) -> None:
 
 
 def shared_steps(run: Run) -> None:
-    """How much reading shared prefixes once speeds up a whole step of the 0.6B model."""
+    """Adds rows that say how much faster a whole step of the 0.6B model is if shared prefixes are read once."""
     own, n = run.size(64, 3), run.size(64, 3)
     cases = {
         f"{n} branches over 4k": (work.branches(n, run.size(4096, 32), own), 1, "ratio >= 4"),
@@ -330,7 +334,7 @@ def shared_steps(run: Run) -> None:
 
 @contextmanager
 def written(run: Run, shape: str) -> Iterator[Path]:
-    """A folder with a model of this shape with random weights, in the format of Hugging Face."""
+    """Yields a folder with a model of this shape with random weights, in Hugging Face format."""
     import random_models
 
     sizes = {key: size for key, size in work.SHAPES[shape].items() if key != "tie_word_embeddings"}
@@ -342,8 +346,8 @@ def written(run: Run, shape: str) -> Iterator[Path]:
 
 
 def overlap(run: Run) -> None:
-    """Times the steps of an engine that plans and launches the next step while the device computes, and of one that
-    waits for each step."""
+    """Adds a row that compares the steps of an engine that plans and launches the next step while the device computes
+    with those of an engine that waits for each step."""
     from serving_step import engine_of, submit
 
     def finish(n_running: int) -> int:
@@ -387,8 +391,8 @@ def _real_children() -> Iterator[None]:
 
 
 def programs(run: Run, shape: str) -> None:
-    """Whole programs through language, socket, server and engine, beside other systems. The first of two runs is a
-    warm-up."""
+    """Adds rows for whole programs through language, socket, server and engine, compared with other systems. The first
+    of two runs is a warm-up."""
     from serving import Ours, Peer, Run as Timed, agreement, measure as time_all, words, work as calls  # noqa: I001
 
     dtype = str(run.dtype)[6:]
@@ -422,7 +426,7 @@ def programs(run: Run, shape: str) -> None:
 
 
 def tests(run: Run) -> None:
-    """The tests of kernels and models on the device."""
+    """Runs the tests of kernels and models on the device, and adds a row that says whether any test fails."""
     if find_spec("pytest") is None or find_spec("hypothesis") is None:
         raise RuntimeError("pytest and hypothesis are needed")
     device = () if run.is_dry else (f"--device={run.device.type}",)
@@ -435,14 +439,14 @@ def tests(run: Run) -> None:
 
 
 def _in_parallel(run: Run) -> tuple[str, ...]:
-    """Options of pytest: several processes compile kernels for the tests, if that is possible."""
+    """Options of pytest that let several processes compile kernels for the tests; () if that is not possible."""
     if run.is_dry or find_spec("xdist") is None:
         return ()
     return "-n", str(min(8, os.cpu_count() or 1)), "-p", "no:benchmark"  # pytest-benchmark would warn of them
 
 
 def few_bits(run: Run, roof: dict[str, float]) -> None:
-    """Linear layers and experts with quantised weights, compared with the same weights in the rows' dtype."""
+    """Adds rows for linear layers and experts with quantised weights, compared with weights in the rows' dtype."""
     linears(run)
     experts(run)
 
@@ -470,7 +474,8 @@ def linears(run: Run) -> None:
 
 
 def experts(run: Run) -> None:
-    """The experts of Qwen3-30B-A3B, each row routed to eight at random, beside transformers' grouped product."""
+    """Adds rows for the experts of Qwen3-30B-A3B, with each row routed to eight experts at random, compared with
+    transformers' grouped product."""
     from moe import GROUPED, LOOP, layers
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -515,7 +520,7 @@ RUN: dict[str, Callable[[Run, dict[str, float]], None]] = {
 
 
 def measure(names: Sequence[str], to: Path, n: int, is_dry: bool) -> None:
-    """Run these phases. Writes their rows, and the name of each phase that has ended, to the file `to`."""
+    """Run the phases `names`. Writes their rows, and the name of each phase that has ended, to the file `to`."""
     torch.manual_seed(0)
     device, dtype = (torch.device("cpu"), torch.float32) if is_dry else (torch.device("cuda"), torch.bfloat16)
     report = Report("gpu", _shape(is_dry))

@@ -39,8 +39,8 @@ SHAPES = {
 
 
 def medians(*functions: Callable[[], object], device: torch.device, n: int, graphs: bool = True) -> list[float]:
-    """Median seconds of each function in n turns. On a GPU: timed by events after a flush of the L2, and from a CUDA
-    graph if one can be captured, to exclude launches. Else by the clock."""
+    """Median seconds of each function in n turns. On a GPU, events time each call after a flush of the L2; functions
+    that can be captured run as CUDA graphs, to exclude the time of launches. On a CPU, the clock times them."""
     if device.type != "cuda":  # a dry run, without a warm-up
         return [statistics.median(own) for own in zip(*([_clock(f) for f in functions] for _ in range(n)), strict=True)]
     for function in functions:
@@ -67,7 +67,7 @@ def _clock(function: Callable[[], object]) -> float:
 
 
 def _captured(function: Callable[[], object]) -> Callable[[], object]:
-    """The function as a CUDA graph; itself if it cannot be captured."""
+    """The function as a CUDA graph; the function itself if it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         side = torch.cuda.Stream()
@@ -97,8 +97,8 @@ class PagedTexts(NamedTuple):
 
 
 def assign_pages(texts: Sequence[Text], q_len: int = 1) -> PagedTexts:
-    """Assigns pages to texts. All segments of a text but the last must fill whole pages; each text ends in `q_len` new
-    rows."""
+    """Assigns pages to texts. All segments of a text but the last must fill whole pages. The last `q_len` tokens of
+    each text are the new rows."""
     found: dict[Hashable, list[int]] = {}
     n_pages = sum(-(-n // PAGE) for _, n in {segment: n for text in texts for segment, n in text}.items())
     free = torch.randperm(n_pages).tolist()
@@ -111,7 +111,7 @@ def assign_pages(texts: Sequence[Text], q_len: int = 1) -> PagedTexts:
 
 
 def alone(n: int, n_tokens: int) -> list[Text]:
-    """n requests that share nothing."""
+    """n requests of n_tokens each that share nothing."""
     return [[(i, n_tokens)] for i in range(n)]
 
 
@@ -120,7 +120,7 @@ def branches(n: int, prefix: int, own: int) -> list[Text]:
 
 
 def thoughts(root: int, level: int, own: int, width: int = 4) -> list[Text]:
-    """The leaves of a tree of thought with three levels of `width` branches."""
+    """The texts of all leaves of a tree of thought with three levels of `width` branches."""
     n = range(width)
     return [[("root", root), ((a,), level), ((a, b), level), ((a, b, c), own)] for a in n for b in n for c in n]
 

@@ -54,9 +54,9 @@ from banyan.runtime.protocol.wire import (
 
 N_TOKENS, N_TOKENS_QUICK = 1900, 400
 N_BEFORE = 20
-"""Messages of the neighbour before the hostile client sends."""
+"""The hostile client sends after the neighbour has received so many messages."""
 MESSAGE = 1 << 19
-"""Bytes of the ops of one message."""
+"""The most bytes of ops in one message, if it has several ops."""
 SERVER = (sys.executable, "-c", """
 import sys, time
 from banyan.runtime.server.telemetry import loop_times
@@ -70,11 +70,12 @@ SECONDS = 120.0
 LONGEST = 1800.0
 """The longest wait until the server has no programs."""
 SILENCE = 20.0
-"""Seconds without a Pong after which the server has dropped a client: one with 100,000 unread messages, say."""
+"""A client that receives no message for so many seconds, not even a Pong, has been dropped by the server, for example
+because 100,000 messages to it were unread."""
 
 
 def program(ops: Iterable[wire.Op], last: bool = True, number: int = 0) -> list[bytes]:
-    """The messages of a program."""
+    """The messages that submit a program."""
     messages: list[bytes] = []
     part: list[wire.Op] = []
     n_bytes = 0
@@ -127,7 +128,7 @@ def letters(n: int) -> list[wire.Op]:
 
 
 def stops() -> list[bytes]:
-    """Programs whose stop strings were never seen before."""
+    """Programs with stop strings, each of which occurs only once."""
     return [
         message
         for p in range(100)
@@ -148,7 +149,7 @@ def honest() -> list[bytes]:
 
 
 def backtracking(folder: Path) -> dict[str, Any]:
-    """The pocket model with a tokenizer whose regex takes exponential time."""
+    """Options of a server: the pocket model, with a tokenizer whose regex takes exponential time."""
     shutil.copytree(resolve("pocket"), folder, dirs_exist_ok=True)
     path = folder / "tokenizer.json"
     found = json.loads(path.read_text())
@@ -160,7 +161,7 @@ def backtracking(folder: Path) -> dict[str, Any]:
 
 
 def tokens(folder: Path) -> dict[str, Any]:
-    """A server that asks for a token."""
+    """Options of a server that requires a token."""
     path = folder / "tokens"
     path.touch(0o600)
     path.write_text(f"someone {TOKEN} operator\n")
@@ -168,8 +169,8 @@ def tokens(folder: Path) -> dict[str, Any]:
 
 
 class Case(NamedTuple):
-    """messages: what the hostile client sends. errors: codes that it gets; "value": results of programs. options: of
-    the server, whose files are in the given empty folder."""
+    """messages: returns what the hostile client sends. errors: the codes that it must get; "value": results of
+    programs. options: returns options of the server, whose files may be in the given empty folder."""
 
     messages: Callable[[], list[bytes]]
     errors: tuple[str, ...] = ("value",)
@@ -269,7 +270,7 @@ class Peer:
                 self._socket.send(message, zmq.NOBLOCK)
 
     def ping(self) -> None:
-        """Show the server that this client is there, if it is time."""
+        """Send a heartbeat, if it is time for one."""
         if time.monotonic() > self._pinged + ipc.HEARTBEAT:
             self._pinged = time.monotonic()
             self.send(wire.encode(wire.Ping()))
@@ -292,7 +293,7 @@ class Peer:
         raise TimeoutError(f"no message in {SECONDS} s")
 
     def outcomes(self, stats: Callable[[], Any]) -> Counter[str]:
-        """Codes of all messages until the server has no programs, or closed the connection."""
+        """Count the answers by code, until the server has no programs or closes the connection."""
         found: Counter[str] = Counter()
         self.send(wire.encode(wire.Ask(10**6, "info")))
         is_open, is_idle, end = True, False, time.monotonic() + LONGEST
@@ -323,15 +324,16 @@ class Peer:
 
 
 class Stream(NamedTuple):
-    """A stream of the neighbour. p99: of the seconds between its messages."""
+    """The neighbour's stream. p99: of the seconds between its messages."""
 
     text: str
     p99: float
 
 
 class Measured(NamedTuple):
-    """What a case did to a server. alone, beside: the neighbour's p99 in seconds. longest: kind of work -> seconds of
-    its longest piece in the loop. memory: MiB of the server before and after."""
+    """What a case did to a server. alone, beside: p99 of the seconds between the neighbour's messages, without the
+    hostile client and beside it. longest: kind of work -> CPU seconds of its longest piece in the server's loop.
+    memory: the server's MiB before and after."""
 
     outcomes: Counter[str]
     alone: float
@@ -341,7 +343,8 @@ class Measured(NamedTuple):
 
 
 def stream(neighbour: Peer, n_tokens: int, hostile: Peer | None = None, messages: Sequence[bytes] = ()) -> Stream:
-    """Generate `n_tokens`. The hostile client sends its messages after N_BEFORE of the neighbour's."""
+    """Have the neighbour generate `n_tokens`. The hostile client sends `messages` when the neighbour has received
+    N_BEFORE."""
     options = sampling(max_tokens=n_tokens, ignore_eos=True, temperature=1.0, seed=3)
     neighbour.send(*program([Append(0, ("Once upon a time",)), Gen(0, 0, options, stream=True)]))
     times: list[float] = []
@@ -358,7 +361,7 @@ def stream(neighbour: Peer, n_tokens: int, hostile: Peer | None = None, messages
 
 
 def measure(case: Case, n_tokens: int, n_rounds: int) -> Measured:
-    """Run a case at a server of its own. AssertionError: the server harmed the neighbour, or the engine died."""
+    """Run a case on a server of its own. AssertionError: the server harmed the neighbour, or the engine died."""
     messages = case.messages()
     context: Any = zmq.Context()
     folder = tempfile.TemporaryDirectory()
@@ -414,8 +417,8 @@ def usual(join: Callable[[], Peer], stats: Callable[[], Any], pid: int) -> float
 
 
 def settled(stats: Callable[[], Any], pid: int) -> float:
-    """Memory of the server without its bounded caches, in MiB, after two heartbeats with no client but the one that
-    asks for `stats`."""
+    """Memory of the server without its bounded caches, in MiB, after programs and clients, except the one that asks for
+    `stats`, are gone, and two more heartbeats have passed."""
     end = time.monotonic() + SECONDS
     while (found := stats())["clients"] > 1 or found["programs"] or found["requests"]:
         assert time.monotonic() < end, found

@@ -51,7 +51,7 @@ TESTS = (
 
 
 def best(*functions: Callable[[], object], seconds: float) -> list[float]:
-    """Best seconds of each function; they take turns."""
+    """The fastest time of each function, in seconds. The functions take turns, for about `seconds` per function."""
     found = [float("inf")] * len(functions)
     for function in functions:
         function()
@@ -74,7 +74,7 @@ class Case(Attend):
         return cpu.by_torch(self.q, self.k, self.v, self.batch, AttentionOptions(DIM**-0.5))
 
     def sdpa(self) -> Tensor:
-        """The straightforward way: gather each request's pages, then torch's SDPA with grouped heads."""
+        """The straightforward way: gather each request's pages, then call torch's SDPA with grouped heads."""
         out, row = [], 0
         for q_len, kv_len, table in zip(self.batch.q_lens, self.batch.kv_lens, self.batch.page_table, strict=True):
             pages = table[: -(-kv_len // PAGE)].long()
@@ -87,7 +87,8 @@ class Case(Attend):
 
 
 def measure_ceilings(report: Report, seconds: float) -> dict[str, float]:
-    """This machine's rates, as a share of the rates for which the targets were set; at most 1."""
+    """Measure this machine's rates, and add rows. Returns each rate as a share, at most 1, of the rate for which the
+    targets were set."""
     found = {}
     for name, size in (("memory", 1 << 28), ("L3", 1 << 23)):
         x = torch.ones(size // 4)
@@ -143,7 +144,8 @@ def shared_reads(report: Report, seconds: float) -> None:
 
 
 def planning(report: Report, seconds: float) -> None:
-    """The host's time per item of an attention plan, with shared prefixes and without."""
+    """Adds rows for the host's time to make an attention plan, per item of the plan, with shared prefixes and
+    without."""
     for name, n, n_keys, shared in (
         ("64 decodes", 64, 1024, ()),
         ("64 decodes below 2048 keys", 64, 2112, (Subtree(tuple(range(64)), 2048),)),

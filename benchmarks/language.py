@@ -34,7 +34,7 @@ from banyan.runtime.protocol import decoders, wire
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 600.0
-"""Time limit in seconds of one figure. A run that exceeds it ends with a traceback."""
+"""Seconds that a figure may take; a run that exceeds them ends with a traceback."""
 FAULTS = (
     "tests/frontend/execution/test_faults.py",
     "tests/runtime/test_faults.py",

@@ -12,11 +12,11 @@ from contextlib import suppress
 from typing import Any
 
 LIMIT = 5.0
-"""Seconds. A program that does not hang takes milliseconds."""
+"""A program that has not ended after so many seconds counts as hanging. Others take milliseconds."""
 BAD = "bad:"
-"""A gen after this text fails."""
+"""A gen fails if its prompt ends with this text."""
 SLOW = "slow:"
-"""A gen after this text takes 0.2 s."""
+"""A gen takes 0.2 s if its prompt ends with this text."""
 
 
 def answer(prompt: str) -> str:

@@ -75,7 +75,8 @@ def cpu_per_gen(chat: Any, n: int) -> float:
 
 
 def threads(tree: Any) -> int:
-    """Threads besides the main one while 32 programs wait for the values of 4 branches each."""
+    """The number of threads, without the main thread and the one that calls run_batch, while 32 programs wait for the
+    values of 4 branches each."""
     waiting, go = threading.Semaphore(0), threading.Event()
 
     def answer() -> str:

@@ -50,7 +50,7 @@ TARGETS = dict.fromkeys(CASES[1:], "ratio >= 0.87")  # 1 / 1.15
 
 
 def decoding(model: Path, dtype: str, case: Case, folder: Path) -> EngineLoop:
-    """An engine that decodes a batch of BATCH requests."""
+    """Start an engine with the adapters of a case, and BATCH requests that decode in it."""
     engine = build(configs.make(model=str(model), dtype=dtype, device="cpu", threads=1, kv_memory="20000 tokens",
                                 context=N_PROMPT + N_OUT, speculate="off", step_tokens=16 * BATCH))  # fmt: skip
     digests = []
