@@ -88,7 +88,7 @@ class Side:
             return [pool[lease.pages].clone() for pool in self.store._pools]
 
     def answer(self, command: Any) -> Any:
-        """The report on a command, and CPU seconds of this process."""
+        """Carry out a command. Returns its report, and the CPU seconds that this process took."""
         start, deadline = time.process_time(), time.monotonic() + LONGEST
         self.exchange.take(command)
         reports: list[Any] = []
@@ -127,7 +127,8 @@ def receive(peer: Connection) -> bytes:
 
 
 def pull_once(side: Side, peer: Connection, number: int, ids: bytes, kind: str) -> tuple[float, float]:
-    """Pull once. Returns wall seconds, and CPU seconds of both sides. kind: the transport, as in the place's prefix."""
+    """Pull `ids` once. Returns wall seconds, and CPU seconds of both sides. kind: the transport, as the prefix of its
+    places."""
 
     def ask(command: Any) -> tuple[float, Any]:
         peer.send_bytes(wire.encode(command))
@@ -180,7 +181,7 @@ def measure_pulls(n: int, kind: str) -> None:
 
 
 LOADS = {"W2": chat, "W5": nothing_shared, "W6": long_context}
-"""Workloads that each kind of fleet also runs alone."""
+"""Workloads that each kind of fleet also runs by themselves."""
 
 
 @bn.function
@@ -190,7 +191,7 @@ def reader(s: Any, text: str, n_out: int) -> None:
 
 
 def gaps(backend: Any, source: Source, rounds: int, n_decodes: int) -> tuple[list[float], list[float]]:
-    """Seconds between tokens of decodes beside long prompts (W6), and the seconds of each long prompt."""
+    """Seconds between tokens of decodes that run beside long prompts (W6), and the seconds of each long prompt."""
     ends: list[float] = []
     arrivals: list[list[float]] = [[] for _ in range(n_decodes)]
     stop = threading.Event()

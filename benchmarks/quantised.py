@@ -55,7 +55,7 @@ def write_model(folder: Path, n_layers: int) -> None:
 
 
 class Step:
-    """Repeats one step of a model with the same batch. best: seconds of the fastest."""
+    """Repeats one step of a model with the same batch. best: seconds of the fastest step."""
 
     def __init__(self, model: Model, n_requests: int, n_rows: int, n_keys: int) -> None:
         pages = -(-n_keys // PAGE)
@@ -79,7 +79,7 @@ class Step:
 
 
 class Peer:
-    """llama.cpp's steps of one request."""
+    """llama.cpp in a process of its own, which times steps of one request."""
 
     def __init__(self, python: str, file: Path, n_threads: int) -> None:
         script = Path(__file__).with_name("quantised_peer.py")
@@ -87,7 +87,7 @@ class Peer:
         self.name = f"llama.cpp, {self._process.ready['file']}"
 
     def step(self, n_rows: int, n_keys: int) -> float:
-        """Milliseconds of one step."""
+        """Run one step, and return its milliseconds."""
         found: float = self._process.ask(f"{n_rows} {n_keys}")
         return found
 
@@ -96,7 +96,7 @@ class Peer:
 
 
 def all_steps(report: Report, models: Mapping[str, Model], peer: Peer | None, batches: Iterable[int], n: int) -> None:
-    """n steps of each kind and batch, in turns; the best one counts."""
+    """Run n steps of each kind of weights and each batch, in turns. Adds rows for the fastest step of each."""
     cases = [(f"decode, batch {size}", size, 1, CONTEXT) for size in batches]
     cases.append((f"prefill, {PROMPT} tokens", 1, PROMPT, PROMPT))
     for title, n_requests, n_rows, n_keys in cases:
@@ -117,12 +117,13 @@ def all_steps(report: Report, models: Mapping[str, Model], peer: Peer | None, ba
 
 
 def kv_kinds(*names: str) -> dict[str, tuple[torch.dtype, torch.dtype]]:
-    """Name -> dtypes of keys and values: the named torch dtypes, and KV_KINDS."""
+    """Name -> (dtype of keys, dtype of values): the torch dtypes with these names, and KV_KINDS."""
     return {name: (getattr(torch, name), getattr(torch, name)) for name in names} | KV_KINDS
 
 
 def decode_attention(report: Report, n_requests: int, context: int, n_steps: int) -> None:
-    """Times the attention of a decode: 32 heads of 64, 8 KV heads, as many layers as give 256 MiB of bfloat16 KV."""
+    """Adds rows for the attention of a decode: 32 heads of 64, 8 KV heads, and as many layers as give 256 MiB of
+    bfloat16 KV."""
     pages = context // PAGE
     n_layers = max(1, 2**28 // (n_requests * context * 8 * 64 * 4))
     batch = ragged([1] * n_requests, [context] * n_requests,

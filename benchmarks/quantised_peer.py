@@ -19,7 +19,7 @@ FLOATS = (0, 1, 32)  # F32, F16 and BF16, as general.file_type says
 
 
 def in_few_bits(file: Path, n_threads: int) -> Path:
-    """The file itself, or its weights as Q4_K_M beside it."""
+    """The file itself if its weights are quantised; else a file beside it, written here, with the weights in Q4_K_M."""
     with_meta = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
     if int(with_meta.metadata.get("general.file_type", 0)) not in FLOATS:
         return file

@@ -56,7 +56,7 @@ class Cached(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One way to run programs. run: runs all programs at once, and returns the seconds of each."""
+    """One way to run programs. run: starts all programs at the same time, and returns the seconds of each."""
 
     clients: list[client.Client]
     run: Callable[[list[Call]], list[float]]
@@ -134,7 +134,7 @@ def as_programs(c: client.Client, calls: list[Call]) -> list[float]:
 
 @contextmanager
 def server(stack: ExitStack, n_engines: int) -> Iterator[tuple[client.Client, str]]:
-    """A server and its URL."""
+    """Yields a client of a new server with n_engines engines, and the URL of its HTTP process."""
     n_tokens = KV_TOKENS * n_engines // N_ENGINES
     options = config.make(model="pocket", device="cpu", threads=n_engines, replicas=n_engines,
                           kv_memory=f"{n_tokens} tokens", speculate="off")  # fmt: skip
@@ -147,7 +147,7 @@ def server(stack: ExitStack, n_engines: int) -> Iterator[tuple[client.Client, st
 
 
 def start_router(stack: ExitStack, python: str, policy: str, workers: list[str]) -> str:
-    """The URL of a router that answers."""
+    """Start a router in front of the servers `workers`. Returns its URL when it answers."""
     with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as metrics:
         ports = [str(one.getsockname()[1]) for one in (free, metrics)]
     words = [

@@ -60,7 +60,7 @@ KV = "2GiB"
 PEERS = {"vllm": "Python", "sglang": "Python", "transformers": "Python", "llamacpp": "llama-server"}
 """Peer -> what its option names."""
 BOUNDS = {"W1": 0.67, "W2": 0.85, "W3": 0.8, "W4": 0.75, "W5": 1.0, "W6": 0.67}
-"""Targets: our wall time as a share of vLLM's."""
+"""Targets: the most that our wall time may be, as a share of vLLM's."""
 HTTP = {"programs", "completions"}
 """Systems that are our server over HTTP. Their wall time may be at most HTTP_BOUND times that over the socket."""
 HTTP_BOUND = 1.1
@@ -146,7 +146,7 @@ class Ours:
 
 
 class OverHTTP:
-    """The server of `ours` through an HTTP process. kind: one of HTTP."""
+    """The server of `ours`, used through an HTTP process. kind: a name in HTTP."""
 
     def __init__(self, ours: Ours, kind: str) -> None:
         started = time.perf_counter()
@@ -246,7 +246,8 @@ def run_completions(url: str, calls: list[Call]) -> Run:
 
 
 def n_computed(prompts: Iterable[tuple[int, int | None]]) -> int | None:
-    """Prompt tokens that were computed. prompts: (tokens, cached tokens) of each; None if a cached count is None."""
+    """The number of prompt tokens that were computed; None if a cached count is None. prompts: (tokens, cached tokens)
+    of each."""
     n = 0
     for n_prompt, n_cached in prompts:
         if n_cached is None:

@@ -22,15 +22,15 @@ WIDTH = {"float32": 4, "bfloat16": 2}
 
 
 class Ceilings(NamedTuple):
-    """Per second: floating-point operations in large matrix products, and bytes read from memory."""
+    """A machine's rates per second: floating-point operations in large matrix products, and bytes read from memory."""
 
     operations: float
     bytes: float
 
 
 class Shape(NamedTuple):
-    """The costs of a model. weights: bytes that a step reads; body, head: multiply-adds per token; context:
-    multiply-adds per token and token of its context."""
+    """The costs of a model. weights: bytes that a step reads. body, head: multiply-adds per token. context:
+    multiply-adds per pair of a token and a token of its context."""
 
     weights: int
     body: int
@@ -49,7 +49,8 @@ class Shape(NamedTuple):
 
 
 def ceilings(dtype: str) -> Ceilings:
-    """Measures this machine's rates: the best of `products`, and of the sum or squared norm of 256 MiB."""
+    """Measures this machine's rates: the fastest of `products`, and the faster of the sum and the squared norm of 256
+    MiB."""
     import torch
 
     numbers = torch.ones(64 << 20)
@@ -95,7 +96,7 @@ def distinct(calls: Sequence[Call]) -> int:
 
 
 def longest(calls: Sequence[Call]) -> int:
-    """Output tokens of the longest chain of calls: the minimum number of steps."""
+    """Output tokens of the longest chain of calls, which are the minimum number of steps."""
     return max((call.n_out + longest(call.children) for call in calls), default=0)
 
 
@@ -113,7 +114,7 @@ def floor(calls: Sequence[Call], shape: Shape, ceiling: Ceilings) -> float:
 
 
 def _rows(calls: Sequence[Call], at: int) -> list[tuple[int, int, int]]:
-    """For each call: its own prompt tokens, the tokens before them, its output tokens."""
+    """For each call: (its own prompt tokens, the tokens before them, its output tokens)."""
     found = []
     for call in calls:
         n = len(call.text.split())

@@ -30,7 +30,8 @@ sys.path = [place for place in sys.path if Path(place or ".").resolve() != Path(
 # Otherwise transformers would import the benchmark kernels.py as its package `kernels`.
 
 Generate = Callable[[list[int], int, Callable[[], None]], Awaitable[tuple[list[int], int | None]]]
-"""(prompt ids, number of output tokens, callback per token) -> output ids, cached prompt tokens; None: unknown."""
+"""(prompt ids, number of output tokens, callback per token) -> output ids, number of cached prompt tokens (None:
+unknown)."""
 
 
 async def run(calls: list[Any], tokenize: Callable[[str], list[int]], generate: Generate) -> dict[str, Any]:
@@ -212,7 +213,7 @@ def sglang(model: str, dtype: str, write: Callable[[Any], None]) -> None:
 
 
 async def _post(port: int, path: str, body: Any, take: Callable[[Any], None] = lambda event: None) -> int:
-    """Returns the status. Calls `take` with each event of a stream."""
+    """Send a request to this machine. Calls `take` with each event of the stream. Returns the HTTP status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"

@@ -44,7 +44,8 @@ class Clock:
         self.seconds: Counter[str] = Counter()
 
     def watch(self, owner: Any, name: str, part: str) -> None:
-        """Time each call of `owner`.`name`. Nested calls count for both parts."""
+        """Add the CPU seconds of each call of `owner`.`name` to `part`. A nested call counts for its part and the outer
+        one."""
         call: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **options: Any) -> Any:
@@ -74,7 +75,7 @@ def submit(engine: EngineLoop, n: int, n_prompt: int, n_shared: int = 0, n_out: 
 
 
 def decode(engine: EngineLoop, clock: Clock, batch: int, seed: int) -> dict[str, float]:
-    """Microseconds per decode step, by part."""
+    """Run decode steps of `batch` requests. Returns CPU microseconds per step, by part."""
     submit(engine, batch, N_PROMPT, seed=seed)
     while any(request.n_out < 2 for request in engine.scheduler.requests.values()):
         engine.step()

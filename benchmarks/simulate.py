@@ -35,8 +35,8 @@ VOCABULARY = 1 << 20
 
 
 class Cost(NamedTuple):
-    """The seconds of a step: fixed, per new token, and per new token and token of its context. The defaults are those
-    of the pocket model on one core of an AMD EPYC."""
+    """The seconds of a step: fixed, per new token, and per pair of a new token and a token of its context. The defaults
+    are those of the pocket model on one core of an AMD EPYC."""
 
     step: float = 2e-3
     row: float = 0.25e-3
@@ -104,7 +104,7 @@ class Machine:
         self.cpu += time.thread_time() - before
 
     def step(self) -> bool:
-        """Run one step, or advance to the next event. False if nothing is left to do."""
+        """Run one step, or advance the time to the next event. Returns False if nothing is left to do."""
         while self._events and self._events[0][0] <= self.now:
             heappop(self._events)[2]()
         before = time.thread_time()
@@ -136,7 +136,7 @@ class Machine:
         return True
 
     def compute(self, plan: Plan) -> Result:
-        """The result of a step, with made-up tokens instead of the model's."""
+        """Return the result of a step, with made-up tokens in place of the model's."""
         ids = []
         for work in plan.works:
             if work.draws:

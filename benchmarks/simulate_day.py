@@ -37,7 +37,7 @@ TURNS = 8
 
 
 class Session:
-    """A conversation. text: its token ids so far; handle: its KV hint."""
+    """A conversation. text: its token ids so far, as bytes; handle: its KV hint, which the next turn releases."""
 
     __slots__ = ("handle", "namespace", "number", "text")
 
@@ -47,8 +47,8 @@ class Session:
 
 
 class Tenth(NamedTuple):
-    """Statistics of a tenth of the day. us: CPU microseconds per request, the median of means over a thousand. memory
-    (bytes), n_nodes, hit_rate: at the end of the tenth."""
+    """Statistics of a tenth of the day. us: CPU microseconds per request: the mean of each thousand requests, and the
+    median of these means. memory (bytes), n_nodes, hit_rate: at the end of the tenth."""
 
     us: float
     memory: int
@@ -117,7 +117,7 @@ class Day:
         return spent / 1e6
 
     def _request(self, session: Session, new: bytes, output: bytes, kind: float) -> None:
-        """Run one turn: the calls of the tree that an engine makes for it."""
+        """Run one turn: make the calls of the cache that an engine would make for it."""
         cache, prompt = self.cache, session.text + new
         n_prompt, n_all = len(prompt) // 4, (len(prompt) + len(output)) // 4
         cache.tick(self.now, self.now)

@@ -45,7 +45,7 @@ PER_REPLICA = 8
 RECORDING = Path(__file__).with_name("simulate_fleet_recording.json")
 GATES, IMBALANCES = (8, 16, 32, 64, 128), (3, 8, 32)
 LOWER = {"forks": "time of a fork program", "ttft_p99": "TTFT p99"}
-"""Figures that are compared."""
+"""Figures that are compared -> their names in rows. Less is better."""
 
 
 def policies(n: int, step_time: StepSeconds, page: int = BLOCK) -> dict[str, dict[str, Callable[[], Ours | Router]]]:

@@ -20,7 +20,8 @@ from banyan.runtime.fleet.placement import StepSeconds
 
 
 class Size(NamedTuple):
-    """Limits of an engine. n_pages: pages of KV, by default 65,536 tokens. The others: as in the configuration."""
+    """Limits of an engine. n_pages: pages of KV, by default 65,536 tokens. The other fields are options of the
+    configuration."""
 
     n_pages: int = 65_536 // BLOCK
     max_running: int = 64
@@ -30,15 +31,15 @@ class Size(NamedTuple):
 class Request:
     """One generation. `engine`, `started` and `placed` are set by each run.
 
-    program     the index of its program
+    program     the number of its program
     digests     digests of the pages of its whole text, prompt and output
     prompt      digests of the pages of its prompt
     page        tokens of a page
     n_prompt    tokens of the prompt
     n_own       tokens of the prompt after its parent's text, or after the program's trunk
     n_out       tokens of the output
-    children    the requests of the fork that starts when this request has ended; it is their parent
-    turn        the turn that waits for its end
+    children    the requests of the fork that starts when this request, their parent, has ended
+    turn        the turn that waits for the end of this request
     """
 
     __slots__ = ("children", "digests", "engine", "n_out", "n_own", "n_prompt", "number", "page", "parent", "placed",
@@ -62,10 +63,10 @@ class Turn:
     """Requests that a client starts together, after a common prefix, the trunk.
 
     program    the number of its program
-    wait       seconds that a tool or a user takes, after the events that it waits for
-    n_before   how many events it waits for: ends of requests, and the start of the turn before it. 0: it starts the
-               program
-    then       the turn that waits for the start of this one, and maybe not for its end
+    wait       seconds that a tool or a user takes, after the events that the turn waits for
+    n_before   how many events the turn waits for: ends of requests, and the start of the turn before it; 0: the turn
+               starts with the program
+    then       the next turn, which waits for the start of this one, but need not wait for its end
     """
 
     __slots__ = ("n_before", "program", "requests", "then", "wait")
@@ -77,9 +78,9 @@ class Turn:
 
 
 class VirtualEngine:
-    """One replica. on_first: called at a request's first token, with the number of prompt tokens that were computed.
-    on_end: called when a request has ended. stored: called with the digests of new pages, and the index of the first in
-    its text. removed: called with the digests of evicted pages."""
+    """One replica. on_first: called at a request's first token, with the number of its prompt tokens that were
+    computed. on_end: called when a request has ended. stored: called with the digests of new pages of a text, and the
+    index of the first of them in the text. removed: called with the digests of evicted pages."""
 
     __slots__ = ("_cache", "_left", "_missing", "_prefill", "_running", "_size", "_step_time", "_turn", "_waiting",
                  "busy", "now", "number", "on_end", "on_first", "removed", "stored", "version")  # fmt: skip
@@ -101,9 +102,9 @@ class VirtualEngine:
         self._cache: OrderedDict[bytes, None] = OrderedDict()
         self._waiting: deque[Request] = deque()
         self._prefill: Request | None = None
-        self._missing, self._left = 0, 0.0  # tokens of its prompt that were not cached, and that are not computed yet
+        self._missing, self._left = 0, 0.0  # of _prefill: tokens that were not cached, and tokens left to compute
         self._turn = 0.0  # decode steps so far
-        self._running: list[tuple[float, int, Request]] = []  # (the turn in which it ends, ...), a heap
+        self._running: list[tuple[float, int, Request]] = []  # a heap of (value of _turn when it ends, ...)
 
     def take(self, request: Request) -> None:
         self._waiting.append(request)
@@ -121,7 +122,7 @@ class VirtualEngine:
         return self.now + max(when, 0.0)
 
     def advance(self, now: float) -> None:
-        """Compute until `now`, the time of its next event at most."""
+        """Compute until `now`, which must not be after the next event of this engine."""
         elapsed, self.now = now - self.now, now
         if self._prefill is None and not self._running:
             return
@@ -140,7 +141,7 @@ class VirtualEngine:
             heappush(self._running, (self._turn + request.n_out, request.number, request))
 
     def _step(self) -> tuple[float, int]:
-        """Seconds of a step now, and the tokens of the prompt in it."""
+        """The seconds of a step with the requests that run now, and how many prompt tokens such a step computes."""
         n, (fixed, prompt, decode) = len(self._running), self._step_time
         chunk = 0 if self._prefill is None else self._size.step_tokens - n
         return fixed + decode * n + prompt * chunk, chunk

@@ -1,8 +1,8 @@
 """Policies for simulate_fleet.py: ours, and those of other routers.
 
-The other policies place each request by itself, by its text, as routers do. They have the same index as ours, but of
-pages, where ours has blocks of 64 tokens. The index learns at once what an engine stored and evicted, which no real
-router does: in this they are better than their originals.
+The other policies place each request by itself, by its text, as routers do. They use the same kind of index as ours,
+with pages where ours has blocks of 64 tokens. Unlike a real router's, the index learns immediately what an engine
+stored and evicted, so these policies do better here than their originals.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ WEIGHTS = b"weights"
 
 
 class Ours:
-    """Banyan's policy: the server's `Fleet` places whole programs and forks. sees: what is known of a program at its
-    start: "all" requests that it forks into, or only the "next" ones. page: tokens of a digest."""
+    """Banyan's policy: the server's `Fleet` places whole programs and forks. sees: which requests of a program are
+    known when it starts: "all", with all forks to come, or only the "next" ones. page: tokens of a page, which has one
+    digest."""
 
     def __init__(self, n_engines: int, step_time: StepSeconds, page: int = BLOCK, sees: str = "all") -> None:
         self._fleet, self._page, self._sees = Fleet(step_time), page, sees
@@ -41,7 +42,7 @@ class Ours:
         return [int(name) for name in placement.replicas]
 
     def _branch(self, request: Request) -> Branch:
-        """The work of a request and of all its descendants."""
+        """The work of a request and, if they are known, of all its descendants."""
         if self._sees != "all" or not request.children:
             return Branch(request.n_own, request.n_out, request.n_out)
         below = [self._branch(child) for child in request.children]
@@ -175,8 +176,8 @@ class LeastLoaded(Router):
 
 
 class SGLang(Router):
-    """SGLang's router: while the fleet is balanced, the engine with the longest match if that is more than `threshold`
-    of the prompt, else the one with the smallest tree; else the one with the least load."""
+    """SGLang's router. While the loads are balanced: the engine with the longest match, if the match is more than
+    `threshold` of the prompt, else the engine with the smallest tree. While they are not: the least loaded engine."""
 
     def __init__(self, n_engines: int, threshold: float, absolute: int, relative: float) -> None:
         super().__init__(n_engines)
@@ -215,9 +216,9 @@ class Gate(Router):
 
 
 class Preble(Router):
-    """Preble's rule: the engine with the longest match if it has more than half of the prompt, unless its load is more
-    than `imbalance` times the least load. Otherwise the engine with the lower sum of load and recomputation. Load is
-    seconds of work."""
+    """Preble's rule, which chooses between the engine with the longest match and the least loaded one. If the match is
+    more than half of the prompt: the former, unless its load is more than `imbalance` times the least load plus the
+    request's work. Otherwise: the one with the lower sum of load and recomputation. Load is seconds of work."""
 
     def __init__(self, n_engines: int, step_time: StepSeconds, imbalance: float) -> None:
         super().__init__(n_engines)

@@ -36,7 +36,8 @@ class Generated(NamedTuple):
 
 class RecordedRequest(NamedTuple):
     """One request of a recorded program. start: the number of its turn; ~i: it starts when the program's request i has
-    ended. text: the last piece of its prompt and output. n_prompt, n_out: tokens."""
+    ended. text: the last piece of its text, prompt and output. n_prompt, n_out: tokens of the prompt and of the
+    output."""
 
     start: int
     text: int
@@ -47,8 +48,8 @@ class RecordedRequest(NamedTuple):
 class RecordedProgram(NamedTuple):
     """What the client of one program did.
 
-    turns     of each turn: the number of requests that had ended before it, and its wait in seconds, since the last of
-              these ends or since the turn before, whichever was later. Requests of a turn start together
+    turns     for each turn: (number of requests that had ended before it, wait in seconds). The wait begins at the last
+              of these ends or at the start of the turn before, whichever is later. Requests of a turn start together
     requests  in the order of their ends
     """
 
@@ -87,7 +88,7 @@ class Recording(msgspec.Struct):
 
 
 def pieces_of(texts: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, int]], dict[tuple[int, ...], int]]:
-    """A tree of texts, as in `Recording`, and the last piece of each text."""
+    """Make a tree of texts, as in `Recording`. Returns its pieces, and for each text the number of its last piece."""
     pieces, ends, before = [(0, 0)], dict[tuple[int, ...], int](), tuple[int, ...]()
     stack = [(0, 0)]  # (piece, tokens up to its end), for the pieces of the text before
     for text in sorted(set(texts)):

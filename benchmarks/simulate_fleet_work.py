@@ -35,7 +35,8 @@ WAITS = {"chat": 600, "agent": 150}
 
 
 class Library(Source):
-    """Texts in which each character is a token. n_texts: texts of each length in the library."""
+    """A source of texts in which each character is a token. n_texts: how many long texts of each length the library
+    has."""
 
     def __init__(self, seed: int, n_texts: int) -> None:
         super().__init__([], f"fleet {seed}")
@@ -245,7 +246,7 @@ class FleetRun:
             self._passed(turn.then, now)
 
     def _passed(self, turn: Turn, now: float) -> None:
-        """One of the events that a turn waits for has happened. After the last one, schedule the turn."""
+        """Note that one of the events that `turn` waits for has happened. After the last one, schedule the turn."""
         self._before[turn] = left = self._before.get(turn, turn.n_before) - 1
         if not left:
             self._waited[turn.program] += turn.wait

@@ -52,8 +52,8 @@ def bodies(shape: str, is_online: bool, n: int, seed: int = 0) -> list[Body]:
 
 
 class Outcome(NamedTuple):
-    """Figures of one run. n_missed: prompt tokens that were computed. n_present: see Crowd. busy: virtual seconds in
-    steps."""
+    """Figures of one run. n_missed: prompt tokens that were computed, also again. n_present: see Crowd. busy: virtual
+    seconds in steps."""
 
     hit_rate: float
     n_missed: int
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 def play(
     programs: list[Body], n_tokens: int, policy: str, seconds: float = 0.0, is_measured: bool = False, **options: object
 ) -> Outcome:
-    """Run programs that arrive within about `seconds`, with a cache of n_tokens."""
+    """Run programs that arrive within about `seconds` (0: all are queued), with a cache of n_tokens."""
     is_aware = policy == "aware"
     machine = Machine(n_pages=-(-n_tokens // PAGE), page=PAGE, step_tokens=2048, cost=COST,
                       policy="lru" if is_aware else policy, **options)  # type: ignore[arg-type]  # fmt: skip
@@ -78,7 +78,7 @@ def play(
 
 
 class Shape:
-    """One workload, queued or arriving, with all cache sizes and policies."""
+    """One workload, with all programs queued or arriving over time; runs it with all cache sizes and policies."""
 
     def __init__(self, name: str, is_online: bool, n: int, seed: int = 0) -> None:
         self.name, self.is_online = name, is_online

@@ -1,5 +1,5 @@
-"""Programs for simulate.py, shaped like the benchmarks of Zheng et al., SGLang, 2024; a driver; and the optimal hit
-rate.
+"""Programs for simulate.py, shaped like the benchmarks of Zheng et al., SGLang, 2024; a class that runs them; and the
+optimal hit rate.
 
 A program is a generator that yields its steps and changes its state. It runs in virtual time, with made-up outputs.
 """
@@ -35,14 +35,14 @@ class Gen(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A tool runs, or, without a tool name, a user thinks."""
+    """A tool runs for `seconds`; if `tool` is empty, a user thinks."""
 
     seconds: float
     tool: str = ""
 
 
 class Fork(NamedTuple):
-    """The state forks into children, one for each body, that run concurrently. It waits for all of them."""
+    """The state forks into children, one for each body, which run concurrently. The state waits for all of them."""
 
     bodies: list[Body]
 
@@ -202,8 +202,8 @@ class Crowd:
 
 
 def n_distinct(texts: Iterable[bytes]) -> int:
-    """Distinct tokens of texts: each common prefix counts once. After sorting, neighbours share the longest
-    prefixes."""
+    """The number of distinct tokens of texts: each common prefix counts once. The texts are sorted, because then each
+    shares its longest prefix with a neighbour."""
     n, before = 0, b""
     for text in sorted(texts):
         n += len(text) // 4 - n_common(text, 0, before)
@@ -254,7 +254,7 @@ class Optimum:
 
 
 def words(chance: Random, n: int) -> array[int]:
-    """Unique random text."""
+    """n random tokens, which in practice no other text has."""
     return array("i", chance.choices(range(VOCABULARY), k=n))
 
 

@@ -137,8 +137,9 @@ def recite(s: bn.State, i: int) -> None:
 
 
 def fill(runtime: bn.Runtime) -> None:
-    """Run prompts until the server's token cache is full of short texts, as the programs leave them. The cache would
-    evict longer texts for shorter ones, and malloc would keep their pages."""
+    """Run prompts until the server's token cache is full of short texts, like those that the programs leave in it. If
+    it were full of longer texts, it would evict these for shorter ones during the run, and malloc would keep their
+    pages."""
     for start in count(0, 64):
         now, most = runtime.ask("stats")["kept_by_server"]["token_ids"]
         if now > 0.9 * most:
@@ -202,7 +203,8 @@ def soak(runtime: bn.Runtime, seconds: float) -> tuple[int, list[dict[str, Memor
 
 
 def growth(sizes: list[dict[str, Memory]]) -> dict[str, tuple[float, float]]:
-    """MiB of each process besides its bounded caches: the medians of the second fifth and of the last."""
+    """MiB of each process without its bounded caches: the median of the second fifth of the measurements, and that of
+    the last."""
     fifth = len(sizes) // 5
     parts = sizes[fifth : 2 * fifth], sizes[-fifth:]
     first, last = ({name: statistics.median(size[name].rest for size in part) for name in sizes[0]} for part in parts)

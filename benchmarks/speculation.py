@@ -67,7 +67,8 @@ class Job(NamedTuple):
 
 
 class Arm:
-    """An engine with certain drafters, and the totals of its runs. drafts: [drafted tokens, accepted tokens]."""
+    """An engine with the drafters that `speculate` names, and the totals of its runs. drafts: [drafted tokens, accepted
+    tokens]."""
 
     def __init__(self, speculate: str, batch: int, vocabulary: Any, end: int, dtype: str = "float32") -> None:
         draft_model = "draft" if "model" in speculate else ""
@@ -163,7 +164,8 @@ class Bench:
     def compare(
         self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str], dtype: str = "float32"
     ) -> dict[str, Arm]:
-        """Run the same jobs on an arm per drafter combination, in a different order in each round."""
+        """Run the same jobs on one arm for each combination of drafters, with the arms in a different order in each
+        round."""
         arms = {name: Arm(name, batch, self.tokenizer.vocabulary(), self.end, dtype) for name in names}
         for r in range(-1, self.rounds):
             jobs, outputs = work(r), {}
@@ -175,9 +177,9 @@ class Bench:
     def in_turns(
         self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str], dtype: str = "float32"
     ) -> dict[str, float]:
-        """Drafters -> speed relative to no drafters, measured on one engine, a few jobs at a time. Two engines would
-        differ by 5 % because of their memory layout. The cache is emptied between runs; controllers keep what they
-        learned."""
+        """Combination of drafters -> speed relative to no drafters. All run on one engine, in turns of a few jobs,
+        because two engines would differ by 5 % due to their memory layout. The cache is emptied between turns; depth
+        controllers keep what they learned."""
         arm = Arm("off", batch, self.tokenizer.vocabulary(), self.end, dtype)
         engine, chance = arm.engine, random.Random(0)
         controllers = {how: make_controller(configs.drafters(how, "")) for how in ("off", *names)}
@@ -214,7 +216,8 @@ def same(outputs: Sequence[list[list[int]]], dtype: str) -> None:
 
 
 def look(drafter: Any, n_texts: int) -> float:
-    """CPU microseconds of one `propose`, with n_texts texts of 2,048 tokens indexed; the best of several requests."""
+    """CPU microseconds of one `propose`, with n_texts texts of 2,048 tokens indexed: the mean of 128 calls, and the
+    best of several requests."""
     chance = random.Random(0)
 
     def request(rid: int, n: int) -> Request:
@@ -245,8 +248,8 @@ VLLM = {
 
 
 def beside_vllm(bench: Bench, report: Report, python: str) -> None:
-    """Add rows for the second of two rounds on each engine, with the cache of the first: the same agents again, and new
-    texts for JSON."""
+    """Add rows for the second of two rounds on each engine, with the cache that the first left: the same agents again,
+    and new texts for JSON."""
     can_suffix = subprocess.run([python, "-c", "import arctic_inference"], capture_output=True).returncode == 0
     methods = {name: method for name, method in VLLM.items() if name != "suffix" or can_suffix}
     for workload, rounds in (

@@ -17,7 +17,7 @@ SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
-"""One thread, as for our engine."""
+"""vLLM runs on one thread, as our engine does."""
 
 
 def main() -> None:

@@ -35,7 +35,8 @@ RUNS = ("tp 1", 1), ("tp 1, op by op", 1), ("tp 2", 2), ("tp 4", 4)
 
 
 def message(n_requests: int, n_tokens: int, times: int) -> tuple[float, float, int]:
-    """Median microseconds to encode and send, and to receive and decode, a step of n decodes; and the bytes."""
+    """For a step of n_requests decodes: median microseconds to encode and send its message, and to receive and decode
+    it; and the message's bytes."""
     per_request = -(-n_tokens // PAGE)
     pages = [range(i * per_request, (i + 1) * per_request) for i in range(n_requests)]
     batch = ragged([1] * n_requests, [n_tokens] * n_requests, pages, PAGE)
@@ -60,7 +61,8 @@ def message(n_requests: int, n_tokens: int, times: int) -> tuple[float, float, i
 
 
 def decode_step(engine: EngineLoop, n_requests: int, n_steps: int) -> tuple[float, float]:
-    """A step of n decodes after prompts of 200 tokens: median milliseconds of wall time, and of this process's CPU."""
+    """For a step of n_requests decodes after prompts of 200 tokens: median milliseconds of wall time, and of this
+    process's CPU."""
     sampling = Sampling(temperature=0.0, max_tokens=n_steps + 8, ignore_eos=True)
     for i in range(n_requests):
         ids = array("i", [300 + (i * 37 + k * k) % 1000 for k in range(200)])

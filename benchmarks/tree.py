@@ -88,7 +88,7 @@ class Banyan(Adapter):
 
 
 class Cycles(Banyan):
-    """Banyan, but `cycle` takes its pages itself, inside the timed call."""
+    """Like `Banyan`, but `cycle` takes its pages itself, inside the timed call."""
 
     def pages(self, key: bytes) -> list[int]:
         return [] if self.hogs else super().pages(key)

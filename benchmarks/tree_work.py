@@ -35,25 +35,25 @@ class Adapter:
         raise NotImplementedError
 
     def pages(self, key: Any) -> Any:
-        """The pages for an insert."""
+        """Make the pages that `insert` or `cycle` will store; None if there is nothing to make."""
         return None
 
     def match(self, key: Any) -> tuple[int, Any]:
-        """Returns the number of matched tokens and a handle for `lock_unlock`."""
+        """Match the key. Returns the number of matched tokens, and a handle for `lock_unlock`."""
         raise NotImplementedError
 
     def lock_unlock(self, handle: Any) -> None:
         raise NotImplementedError
 
     def insert(self, key: Any, pages: Any) -> None:
-        """Insert from the root; the result is not locked."""
+        """Insert `pages` under the key, from the root. The inserted nodes are not locked."""
         raise NotImplementedError
 
     def fill(self) -> None:
         """Take all free pages, so that each further page requires an eviction."""
 
     def evict(self, n_tokens: int) -> int:
-        """Returns the tokens evicted."""
+        """Evict about n_tokens. Returns the number of evicted tokens."""
         raise NotImplementedError
 
     def cycle(self, key: Any, pages: Any) -> None:
