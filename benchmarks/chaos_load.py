@@ -53,8 +53,7 @@ def equal(chance: Random, n: int) -> list[Body]:
 
 
 def overload(n: int, n_few: int = 32) -> Overload:
-    """Run n programs at once, and, for comparison, a run in which n_few programs at a time just keep the machine
-    busy."""
+    """Compare n programs at once with a run of n_few programs at a time, which just keep the machine busy."""
     few = Machine(n_pages=1024, max_running=16, cost=GPU)
     bodies = equal(Random(1), 20 * n_few)
     Crowd(few, ((0.0, body) for body in bodies[:n_few]), backlog=bodies[n_few:]).run()
@@ -137,7 +136,8 @@ class Gaps(NamedTuple):
 
 
 def latency(step_tokens: int = 512) -> Gaps:
-    """Run 16 decodes alone, and then beside a prompt of 16,000 tokens every 2 seconds."""
+    """Run 16 decodes alone, and then beside a prompt of 16,000 tokens every 2 seconds. Returns the gaps between
+    tokens."""
 
     def play(n_long: int) -> tuple[float, float]:
         m = Machine(n_pages=8192, max_running=64, cost=GPU, step_tokens=step_tokens)

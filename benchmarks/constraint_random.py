@@ -128,7 +128,7 @@ class Handled:
         )
 
     def draw(self, chance: Random) -> str | None:
-        """Draw a text token by token; None if it did not end. Tokens that close a string, object or array are
+        """Draw a text token by token; return None if it did not end. Tokens that close a string, object or array are
         preferred."""
         guide, row, ids = self.compiled.guide(), np.empty(self._vocabulary.n_words, np.int32), list[int]()
         while len(ids) < N_TOKENS and not guide.must_stop and not (guide.can_stop and chance.random() < 0.5):

@@ -44,8 +44,8 @@ class Clock:
         self.seconds: Counter[str] = Counter()
 
     def watch(self, owner: Any, name: str, part: str) -> None:
-        """Add the CPU seconds of each call of `owner`.`name` to `part`. A nested call counts for its part and the outer
-        one."""
+        """Add the CPU seconds of each call of `owner`.`name` to `part`. Nested calls count for their own part and the
+        outer one's."""
         call: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **options: Any) -> Any:

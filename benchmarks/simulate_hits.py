@@ -52,8 +52,8 @@ def bodies(shape: str, is_online: bool, n: int, seed: int = 0) -> list[Body]:
 
 
 class Outcome(NamedTuple):
-    """Figures of one run. n_missed: prompt tokens that were computed, also again. n_present: see Crowd. busy: virtual
-    seconds in steps."""
+    """Figures of one run. n_missed: prompt tokens that were computed, counted each time. n_present: see Crowd. busy:
+    virtual seconds in steps."""
 
     hit_rate: float
     n_missed: int

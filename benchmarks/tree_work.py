@@ -35,7 +35,7 @@ class Adapter:
         raise NotImplementedError
 
     def pages(self, key: Any) -> Any:
-        """Make the pages that `insert` or `cycle` will store; None if there is nothing to make."""
+        """Allocate the pages that `insert` or `cycle` will fill; None if the cache allocates them itself."""
         return None
 
     def match(self, key: Any) -> tuple[int, Any]:
