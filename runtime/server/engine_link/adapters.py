@@ -35,7 +35,7 @@ class AdapterNames:
         return {one.digest for one in self._adapters.values()}
 
     def digest(self, name: str) -> bytes:
-        """The digest of an adapter; b"" for "". BadProgram: there is no such adapter."""
+        """The digest of the adapter `name`; b"" if `name` is "". BadProgram: there is no such adapter."""
         return self._find(name).digest if name else b""
 
     def _find(self, name: str) -> NamedAdapter:
@@ -47,7 +47,7 @@ class AdapterNames:
         return self._adapters[name]
 
     def check_new(self, name: str) -> None:
-        """ConfigError: the name is invalid or taken, or there are MAX_ADAPTERS."""
+        """Check the name of a new adapter. ConfigError: it is invalid or taken, or MAX_ADAPTERS adapters have names."""
         check_adapter_name(name)
         if len(self._adapters) == MAX_ADAPTERS:
             raise ConfigError(f"there are already {MAX_ADAPTERS} adapters, the most that are allowed; unload one first")
@@ -58,7 +58,7 @@ class AdapterNames:
         self._adapters[name] = NamedAdapter(directory, digest)
 
     def remove(self, name: str) -> bytes:
-        """Remove the name of an adapter. Returns the adapter's digest, or b"" if another name still stands for it.
+        """Remove the name of an adapter. Returns the adapter's digest, or b"" if the adapter has another name.
         BadProgram: there is no such adapter."""
         digest = self._find(name).digest
         del self._adapters[name]

@@ -29,13 +29,13 @@ class EngineChanges:
 
     roll   the change of weights in progress; None: there is none
 
-    directory: the model's directory. ray: starts engines on a Ray cluster; None: engines are started here, or join by
-    themselves. start: starts an engine in place of a replica's present one. counts: `Goodput.counts`. n_on: returns how
-    many programs run on weights with a given fingerprint. on_sockets: called when a process was added or ended.
-    find_weights: returns the directory of a model that can replace the present one, or raises. on_weights: called with
-    the model's directory when all engines have the new weights. use_weights: makes the weights of a ready engine those
-    of programs that begin now. offload(work, then): runs `work` on a thread, and then `then` on the loop, with its
-    result or exception. log: log(level, line) prints a line.
+    directory: the model's directory. ray: starts engines on a Ray cluster; None: the server starts engines itself, or
+    they join from other machines. start: replaces the engine of a replica by a new one. counts: `Goodput.counts`. n_on:
+    returns how many programs run on weights with a given fingerprint. on_sockets: called when an engine was added or
+    removed. find_weights: returns the directory of a model, or raises if its weights cannot replace the present ones.
+    on_weights: called with the model's directory when all engines have the new weights. use_weights: has new programs
+    use the weights of a ready engine. offload(work, then): runs `work` on a thread, and then `then` on the loop, with
+    its result or exception. log: log(level, line) prints a line.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class EngineChanges:
         self.roll: WeightsRoll | None = None
 
     def change(self, ask: wire.Ask, then: Then) -> None:
-        """Add or drain an engine, or change the weights; see Questions. ConfigError: that is not possible."""
+        """Add or drain an engine, or change the weights, as `ask` says. then: called at the end of the change, with ""
+        or an error. ConfigError: the change is not possible now."""
         if self.roll is not None:
             raise ConfigError(f"the weights are being changed to {self.roll.model}; wait until all engines have them")
         if ask.what == "roll":
@@ -101,12 +102,13 @@ class EngineChanges:
             replica.then.append(self._awaited.popleft())
 
     def started(self, replica: ReplicaProcess) -> None:
-        """Record how long an engine took to start, for the scaling. Called when it is ready."""
+        """Record how long an engine took to start, for the scaling. Called when the engine is ready."""
         if self._scaler is not None and replica.link.n_starts == 1:
             self._scaler.started(time.monotonic() - replica.began)
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        """End an engine for good. A drained engine stays if no other engine with its weights takes programs."""
+        """End an engine for good. If a drained engine would then be the last one with its weights, it takes programs
+        again."""
         self._log("info", f"engine {replica.name} is gone")
         others = [one for one in self._replicas if one is not replica]
         for one in others:
@@ -120,7 +122,8 @@ class EngineChanges:
         self._on_sockets()
 
     def go_on(self) -> None:
-        """Remove drained engines, and continue a change of weights. Called whenever something may have changed."""
+        """Remove the drained engines that have nothing left to do, and continue a change of weights. Called whenever an
+        engine or a program may have made this possible."""
         self._end_drained()
         if self.roll is not None:
             self.roll.go_on()
@@ -132,8 +135,8 @@ class EngineChanges:
     # ---- other weights ---------------------------------------------------------------------------------------------
 
     def _look_at_weights(self, model: str, then: Then) -> None:
-        """Find the new model, on a thread, and change to its weights. then: called at the end with "", or with an
-        error."""
+        """Find the new model, on a thread, and begin the change to its weights. then: called at the end of the change,
+        with "" or an error."""
 
         def start(found: Path | Exception) -> None:
             try:
@@ -148,7 +151,7 @@ class EngineChanges:
         self._offload(partial(self._find_weights, model), start)
 
     def _start_roll(self, directory: Path, then: Then) -> None:
-        """Change the weights. ConfigError: that is not possible now."""
+        """Begin the change to the weights in `directory`. ConfigError: they cannot be changed now."""
         before, model = self._replicas.model, str(directory)
 
         def end(error: str) -> None:
@@ -186,7 +189,8 @@ class EngineChanges:
     # ---- load ------------------------------------------------------------------------------------------------------
 
     def scale(self) -> None:
-        """Add or remove an engine, if the load asks for it and the number is not fixed. Called at each heartbeat."""
+        """Add or remove an engine, if the load requires it and the number of engines is not fixed. Called at each
+        heartbeat."""
         if self._scaler is None or self.roll is not None:
             return
         counts = self._counts

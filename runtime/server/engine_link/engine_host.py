@@ -37,7 +37,7 @@ CONNECT = 10.0
 RETRY = 2.0
 """Seconds until a host tries to join again."""
 NEWS = 0.05
-"""Seconds between two messages about the work of other servers."""
+"""The least seconds between two messages to a server about the work of the others."""
 _EVENTS = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
@@ -60,12 +60,12 @@ class JoinedServer:
 
     address   tcp://HOST:PORT
     key       its public key
-    number    of the connection; see SharedEngine
+    number    the number by which SharedEngine knows the connection
     sockets   the connection; None: there is none at the moment
     config    the options with which it uses the engine; None: it does not use it now
-    refusal   (pid of an engine, why this server cannot share it), if that was found after it had begun to use it
-    deadline  with a connection, but no engine: until when the server may ask for an engine; without a connection: when
-              the host connects again
+    refusal   (pid of an engine, why this server cannot share it), if the server had already begun to use that engine
+    deadline  connected, but not using the engine: when the host gives up waiting for the server to ask for an engine;
+              not connected: when the host connects again
     """
 
     def __init__(self, address: str, key: str) -> None:
@@ -102,9 +102,9 @@ class JoinedServer:
 class EngineHost:
     """An engine for one or more servers.
 
-    servers: (tcp://HOST:PORT, public key) of each. keys: the file with this host's secret key. own: options of
-    config.OWN. log: prints a line. command: starts an engine. alive_fd: `run` raises EOFError at EOF of this file
-    descriptor.
+    servers: (tcp://HOST:PORT, public key) of each. keys: the file with this host's secret key. own: the values of
+    options in config.OWN. log: prints a line. command: the command line that starts an engine. alive_fd: `run` raises
+    EOFError at EOF of this file descriptor.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class EngineHost:
         return dict(self._poller.poll(None if wait == math.inf else max(0, math.ceil(1000 * wait))))
 
     def _listen(self, server: JoinedServer, ready: Mapping[Any, int]) -> None:
-        """Handle the messages and the events of a connection, and connect if it is time. Raises _Broken, ConnectFailed
-        or ConfigError if the connection has to end."""
+        """Handle the messages and events of the connection to a server; without a connection, connect if `deadline` has
+        passed. Raises _Broken, ConnectFailed or ConfigError if the connection has to end."""
         if server.sockets is None:
             if (now := time.monotonic()) >= server.deadline:
                 server.deadline = now + CONNECT
@@ -200,7 +200,7 @@ class EngineHost:
             raise _Broken(f"the server at {server.address} does not answer; is {server.key} its key?")
 
     def _check(self, server: JoinedServer, monitor: zmq.Socket[bytes]) -> None:
-        """Read an event of the connection, which has failed, and raise the error for it."""
+        """Read the event of a connection that has failed, and raise the error for this event."""
         event = parse_monitor_message(monitor.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             key = self._keys[0].decode()
@@ -231,7 +231,7 @@ class EngineHost:
             self._end_engine()
 
     def _release(self, server: JoinedServer) -> None:
-        """End what a server has in the engine, which it does not use any more. Idempotent."""
+        """Record that a server no longer uses the engine, and end all that it has there. Idempotent."""
         was_user = server.config is not None
         server.config, server.deadline = None, time.monotonic() + CONNECT
         if was_user and self._shared is not None:
@@ -311,7 +311,7 @@ class EngineHost:
         server.send(wire.EngineStarted(self._engine.pid))
 
     def _use_engine(self, server: JoinedServer, config: Config, engine: EngineProcess, shared: SharedEngine) -> None:
-        """Let a server use the present engine."""
+        """Let a server use the engine that runs, or refuse it if it cannot share that engine."""
         pid, why = server.refusal
         if pid == engine.pid:  # refuse before Ready is sent, or the start would count as a success
             self._refuse(server, why)
@@ -361,7 +361,7 @@ class EngineHost:
                 self._tell_ready(server, shared)
 
     def _tell_news(self) -> None:
-        """Tell each server about the work of the others, if it has changed and it is time."""
+        """Tell each server about the work of the others, if that work has changed; at most once in NEWS seconds."""
         if self._shared is not None and self._shared.has_news and (now := time.monotonic()) >= self._next_news:
             self._next_news = now + NEWS
             users = {server.number: server for server in self._users}
@@ -402,8 +402,8 @@ class HostOptions(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str]) -> int:
-    """Run a host, as a child of the process that started this one. Returns 0 if the server no longer needs the host or
-    the parent has ended, and 1 if the server cannot use the host."""
+    """Run a host in this child process. Returns 0 if the server no longer needs the host or the parent has ended, and 1
+    if the server cannot use the host."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.engine_link.engine_host")
     parser.add_argument("--options", required=True, help="HostOptions as JSON")
     parser.add_argument("--key", required=True, type=Path, help="the file with the host's secret key")

@@ -26,11 +26,12 @@ Key = tuple[int, int]
 """(serial of the program, number of the state)"""
 
 OVERDUE_FACTOR = 8.0
-"""A hold is released when the rest has taken this many times its estimated duration ..."""
+"""A hold is released when the rest has taken this many times its estimated duration, and at least MIN_REST seconds."""
 MIN_REST = 2.0
-"""... but not before this many seconds."""
+"""The shortest rest, in seconds, after which a hold is released because the rest takes too long."""
 MEMORY = 64
-"""An estimate covers roughly this many of the latest rests of a name: each new rest lowers the weight of older ones."""
+"""An estimate covers roughly this many of the latest rests with one tool, or in programs of one name: each new rest
+lowers the weight of older ones."""
 LINKS = 1000
 """How many ancestors of a dropped state are looked at in one step."""
 MAX_NAMES, MAX_NAMESPACES = 1024, 64
@@ -41,7 +42,8 @@ MAX_NAME = 100
 
 
 class _RestEstimate:
-    """How rests with one tool or in one program ended: the state ran again after some seconds, or it never did."""
+    """How rests with one tool, or in programs of one name, ended: the state ran again after some seconds, or it never
+    did."""
 
     __slots__ = ("_numbers",)
 
@@ -66,7 +68,7 @@ class _RestEstimate:
 
 
 class _Fork:
-    """How many tokens the branches of one fork share: at least those that the parent had computed."""
+    """A fork, and how many tokens its branches share: at least those that the parent had computed."""
 
     def __init__(self, n_computed: int) -> None:
         self.n_computed = n_computed
@@ -81,8 +83,8 @@ class _Fork:
 
 
 class _StateKV:
-    """The KV of one state. serial, name: of its program. namespace: of its last generation; before the first one, of
-    its program."""
+    """What is known about the KV of one state. serial, name: those of its program. namespace: that of its last
+    generation; before the first generation, that of its program."""
 
     def __init__(
         self, serial: int, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None

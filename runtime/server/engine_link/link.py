@@ -36,17 +36,17 @@ SLOWER = 20
 LAST_REPORT = 0.5
 """Seconds to wait for the last report of an engine that has failed."""
 ENDING = 0.05
-"""Seconds for which the loop waits until an engine that is being replaced has ended. A dead engine needs none. A live
-one may need seconds; its successor starts after that, because it needs the memory."""
+"""The most seconds that the loop waits for the end of an engine that is being replaced. A live engine may take longer
+to end; its successor, which needs its memory, starts only then."""
 STOPPED = 2
 """Heartbeats without an answer after which an engine that was stopped by a signal (SIGSTOP) is killed."""
 
 
 def later_config(config: Config, ready: wire.Ready | None) -> Config:
-    """The options of an engine that starts while the server runs. The options name no adapters, since the server sends
-    the present ones later. ready: the Ready message of an engine that runs beside the new one, or ran before it; None:
-    there is none. The new engine gets as many pages as that one, because its share cannot be computed from the memory
-    that is free now."""
+    """The options of an engine that starts while the server runs. The options name no adapters, since the server has
+    the engine load the present adapters later. ready: the Ready message of an engine that runs beside the new one, or
+    ran before it; None: there is none. The new engine gets as many pages as that engine, because the memory that is
+    free now does not show how much a new engine may use."""
     if ready is not None:
         n_tokens = max(1, config.replicas) * ready.n_pages * ready.page
         config = msgspec.structs.replace(config, kv_memory=f"{n_tokens} tokens")
@@ -59,7 +59,7 @@ class EngineProcess:
     socket   readable when the engine has sent something
     life     a file descriptor that is readable once the process has ended
 
-    path: the socket of the process that starts the engine; the engine's socket is beside it.
+    path: the path of the socket of the process that starts the engine; the engine's socket is in the same directory.
     """
 
     def __init__(
@@ -91,11 +91,12 @@ class EngineProcess:
 
     def await_report(self) -> bool:
         """Wait for the last report of a process that has failed by itself, at most LAST_REPORT seconds. Returns whether
-        it is there. The process sends the report before it ends, but libzmq's thread may not have read it yet."""
+        the report has arrived. The process sends the report before it ends, but libzmq's thread may not have read it
+        yet."""
         return self._child.wait(0) == 1 and self.socket.poll(int(1000 * LAST_REPORT)) != 0
 
     def kill(self, is_hung: bool = False) -> None:
-        """Kill the process. is_hung: because it gave no sign of life."""
+        """Kill the process. is_hung: whether the reason is that it gave no sign of life."""
         self._is_hung, self._was_stopped = is_hung, is_hung and self.is_stopped
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -155,7 +156,7 @@ class EngineConnection:
         raise NotImplementedError
 
     def _next(self) -> bytes:
-        """The next encoded report. zmq.Again: there is none."""
+        """The next encoded report. zmq.Again: none has arrived."""
         raise NotImplementedError
 
     def _read(self, data: bytes) -> wire.EngineReport:
@@ -167,8 +168,8 @@ class EngineConnection:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start an engine in place of the one that has died, or wait for one. Raises one of NO_PROCESS if no process
-        can be started now. No engine is started either if the previous process has not ended yet, but then nothing is
+        """Start an engine in place of the one that has died, or wait for one. Raises an error in NO_PROCESS if no
+        process can be started now. If the previous process has not ended yet, no engine is started and nothing is
         raised. In both cases, requests and questions are queued until a later call succeeds."""
         raise NotImplementedError
 
@@ -177,14 +178,14 @@ class EngineConnection:
         raise NotImplementedError
 
     def await_report(self) -> bool:
-        """See EngineProcess. False for an engine on another machine."""
+        """Like `EngineProcess.await_report`. False for an engine on another machine."""
         return False
 
     def dismiss(self, error: str = "") -> None:
-        """Tell an engine on another machine that it is not needed any more, or that it cannot be used."""
+        """End an engine on another machine: it is not needed any more or, with `error`, cannot be used."""
 
     def refuse(self) -> None:
-        """Send no commands to the engine, from now on."""
+        """Stop sending commands to the engine."""
         self.ready = None
 
     def close(self) -> None:
@@ -218,14 +219,15 @@ class EngineConnection:
             self._send(data)
 
     def _encode(self, command: wire.EngineCommand) -> bytes:
-        """The command as the present engine gets it."""
+        """Encode a command for the engine that runs now."""
         return wire.encode(command)
 
     def receive(
         self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
     ) -> None:
-        """Do the steps of `handle` for each report that has arrived: at least one step, until the time slice is over.
-        If steps are left, `is_busy` is True. If a report is invalid or cannot be read, the engine is killed."""
+        """Call `handle` for each report that has arrived, and do the steps that it yields: at least one step, and more
+        until `is_late()`. If steps are left, `is_busy` is True. If a report is invalid or cannot be read, the engine is
+        killed."""
         while True:
             try:
                 for _ in self._steps:

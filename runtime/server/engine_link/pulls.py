@@ -36,9 +36,9 @@ class PendingPull:
     """One pull that has not ended.
 
     run          the request whose prompt begins with the prefix
-    first, end   the tokens of the prefix to move
+    first, end   the pull moves the tokens first : end of the prefix
     seconds      the time limit that the caller gave; until: when the pull is given up
-    compute      whether the source computes the tokens first
+    compute      whether the source first computes those of the tokens that it does not have
     waiting      id of a waiting request -> callback for the end of the pull, whether it succeeded or not
     then         callbacks of other callers
     """
@@ -62,8 +62,9 @@ class PendingPull:
 
 
 class Pulls:
-    """All pulls. call_in: call_in(seconds, call) makes a call later, by the time of `clock`. learned: called with the
-    times of each pull: seconds of waiting, and seconds of copying per token (0.0: not known)."""
+    """All pulls between the engines of a server. call_in: call_in(seconds, call) makes a call later, by the time of
+    `clock`. learned: called with the times of a pull: the seconds of waiting, and the seconds of copying per token
+    (0.0: not known)."""
 
     def __init__(
         self,
@@ -116,13 +117,14 @@ class Pulls:
         )
 
     def serving(self, run: wire.Run, target: PullEnd) -> PendingPull | None:
-        """The latest pull that brings a part of a request's prompt to an engine. It ends after the earlier ones. None:
-        there is none."""
+        """The last of the pulls that bring a part of a request's prompt to an engine; it ends after the others. None:
+        there is no such pull."""
         found = (pull for pull in reversed(self._pending.values()) if pull.target is target and pull.serves(run))
         return next(found, None)
 
     def leave(self, pull: PendingPull, rid: int) -> None:
-        """Stop the wait of a request. A pull whose prompt the source computes ends if no other request waits for it."""
+        """Record that a request no longer waits for a pull. A pull whose prompt the source computes ends if no other
+        request waits for it."""
         pull.waiting.pop(rid, None)
         if pull.compute and not pull.waiting and pull.number in self._pending:
             self._end(pull)

@@ -148,8 +148,8 @@ class Questions:
         return any(question.ask.what == "load_adapter" for question in self._open.values())
 
     def _unload_unnamed(self, dead: str = "") -> None:
-        """Have the engines unload the adapters that have no name, unless a load may still give them one. dead: the name
-        of an engine that has died or is replaced."""
+        """Have the engines unload the adapters that have no name, unless an adapter is being loaded, which may give
+        them a name. dead: the name of an engine that has died or is replaced."""
         if self._loads:
             return
         engines = [engine for engine in self._engines if engine.name != dead]
@@ -201,8 +201,8 @@ class Questions:
             self._send(client, wire.Answer(id=ask.id, ok=ok, body=body))
 
     def _counters(self, by_name: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """The sums of the counters over the engines, with the counters of each engine under "replicas", and the
-        server's own."""
+        """The sums of the engines' counters, the counters of each engine under "replicas", and the server's own
+        counters."""
         stats = reduce(_added, by_name.values()) | self._stats()
         if len(by_name) > 1:
             rates = [(one["cache"]["program_hit_rate"], one["cache"]["n_programs"]) for one in by_name.values()]
@@ -215,9 +215,9 @@ class Questions:
     def _loaded(
         self, client: Client, ask: wire.Ask, answer: wire.Answer, name: str, digests: Mapping[str, bytes]
     ) -> tuple[bool, bytes]:
-        """Give the name to an adapter that the engines have loaded. answer, name: the answer and the name of an engine
-        that could not load it, else of the first engine. digests: name of an engine -> digest of what it has loaded.
-        Returns `ok` and `body` of the answer to the client."""
+        """Give an adapter that the engines have loaded the name in `ask`. answer, name: the answer and the name of an
+        engine that could not load it, else of the first engine. digests: name of an engine -> digest of what it has
+        loaded. Returns `ok` and `body` of the answer to the client."""
         if client == OURSELVES:
             if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
                 return False, b""
@@ -243,8 +243,8 @@ class Questions:
         return answer.ok, answer.body
 
     def _odd_one(self, name: str, adapter: str) -> ReplicaProcess | None:
-        """The engine with this name, if the server can do without it: it is on another machine, so its files may
-        differ, and another engine that could take its programs has the adapter. Else None."""
+        """The engine `name`, if the server can do without it: the engine is on another machine, where the files may
+        differ, and another engine with the adapter could take its programs. Else None."""
         asks = [question for question in self._open.values() if question.ask.what == "load_adapter"]
         loading = {engine for question in asks if question.ask.name == adapter for engine in question.waiting}
         odd = next(one for one in self._engines if one.name == name)
@@ -303,7 +303,7 @@ class Questions:
 
 
 def _added(a: Any, b: Any) -> Any:
-    """The sum of two trees of numbers. Values that are not numbers are taken from the first."""
+    """Add two nested dicts or lists of numbers, item by item. Values that are not numbers are taken from the first."""
     if isinstance(a, dict):
         return {key: _added(a[key], b[key]) if key in a and key in b else a.get(key, b.get(key)) for key in a | b}
     if isinstance(a, list | tuple):

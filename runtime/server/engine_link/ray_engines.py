@@ -23,10 +23,10 @@ LAUNCHER = (sys.executable, "-m", "banyan.runtime.server.engine_link.ray_launche
 
 
 class LauncherOptions(msgspec.Struct, frozen=True):
-    """What the launcher needs. ray: the address of the cluster. port: the port of the server's socket for engines. key:
-    the file with the secret key with which engines join; the key itself must not be on a command line. own: options of
-    config.OWN. n: number of engines to start. command: the command that starts an engine; (): the one that
-    `banyan engine` uses."""
+    """The options of the launcher. ray: the address of the cluster. port: the port of the server's socket for engines.
+    key: the file with the secret key with which engines join; the key itself must not be on a command line. own:
+    options of config.OWN. n: number of engines to start. command: the command that starts an engine; (): the command
+    that `banyan engine` uses."""
 
     ray: str
     port: int
@@ -60,7 +60,7 @@ class RayEngines:
         self._adds, self.life = -1, -1
 
     def start(self, address: str, model: str, command: tuple[str, ...] = ()) -> None:
-        """Start the launcher, with as many engines as the options say. address: where EngineHosts listens."""
+        """Start the launcher, with as many engines as `Config.replicas` says. address: where EngineHosts listens."""
         own = {name: getattr(self._theirs, name) for name in configs.OWN} | {"model": model}
         options = LauncherOptions(
             self._theirs.ray, configs.tcp(address)[1], tcp_auth.public_key(str(self._server_key)).decode(),

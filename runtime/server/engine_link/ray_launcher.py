@@ -3,8 +3,8 @@
     python -m banyan.runtime.server.engine_link.ray_launcher --options JSON --adds-fd N --alive-fd M
 
 Each engine has a placement group and an actor, which starts a host (engine_host.py) on its node and waits for its end.
-The host itself connects to the server, so their messages do not go through Ray. When a host or its node dies,
-another actor starts in the group. A host that the server has dismissed is not replaced.
+The host itself connects to the server, so their messages do not go through Ray. When a host or its node dies, another
+actor starts in the same placement group. A host that the server has dismissed is not replaced.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class EngineActor:
     """Starts an engine host on its node, and waits for its end."""
 
     def run(self, options: str, key: str) -> int:
-        """Run the host, and return its exit status. options: for engine_host.main. key: the content of the file with
-        its key."""
+        """Run the host, and return its exit status. options: HostOptions as JSON. key: the content of the file with the
+        host's secret key."""
         with tempfile.TemporaryDirectory(prefix="banyan-") as folder:
             path = Path(folder) / "ray.key_secret"
             path.touch(mode=0o600)
@@ -51,7 +51,7 @@ class EngineActor:
 
 
 class PlacedEngine(NamedTuple):
-    """An engine on the cluster. run: a Ray future of the host's exit status."""
+    """An engine on the cluster. run: the Ray future of its host's exit status."""
 
     group: Any
     actor: Any
@@ -59,7 +59,7 @@ class PlacedEngine(NamedTuple):
 
 
 class Launcher:
-    """The engines on the cluster."""
+    """Starts engines on the cluster, and replaces those that end."""
 
     def __init__(self, options: LauncherOptions) -> None:
         self._key = Path(options.key).read_text()
@@ -74,7 +74,7 @@ class Launcher:
         self._engines: list[PlacedEngine] = []
 
     def add(self) -> None:
-        """Start one more engine: its group waits until the cluster has room."""
+        """Start one more engine. Its placement group waits until the cluster has room."""
         self._start(placement_group([self._bundle], strategy="STRICT_PACK"))
 
     def _start(self, group: Any) -> None:
@@ -114,7 +114,7 @@ class Launcher:
 
 
 def main(argv: list[str]) -> int:
-    """Run until the server ends."""
+    """Run the launcher until the server ends."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.engine_link.ray_launcher")
     parser.add_argument("--options", required=True, help="LauncherOptions as JSON")
     parser.add_argument("--adds-fd", type=int, required=True, help="each byte in this pipe asks for one more engine")

@@ -2,9 +2,9 @@
 
 An engine records which requests it is working on (flight_record.py). When it dies, these are the suspects. If it
 recorded none, all requests that it had been given are suspects. The next engine runs the suspects one at a time, each
-alone and for one token: its trial. A suspect that passes continues with the others; one that crashes a second engine is
-given up. If the engine was ended from outside (by a signal that is not due to a lack of memory), there are no suspects,
-and all requests continue at once.
+alone and for one token: its trial. A suspect that passes its trial continues with the other requests; a suspect that
+crashes a second engine is given up. If the engine was ended from outside (by a signal that is not due to a lack of
+memory), there are no suspects, and all requests continue without trials.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ between."""
 
 
 class Death(NamedTuple):
-    """The end of an engine. how: a description for people. is_blameless: it was ended from outside. rids: the
-    requests that it was working on. was_ready: it had loaded its model and accepted requests."""
+    """The end of an engine. how: a description for people. is_blameless: whether the engine was ended from outside.
+    rids: the requests that the engine was working on. was_ready: whether the engine had loaded its model and accepted
+    requests."""
 
     how: str = "it ended"
     is_blameless: bool = False
@@ -44,9 +45,9 @@ class Suspect(Protocol):
     n_blamed: int
     """How many of these engines were not ended from outside."""
     n_blamed_ever: int
-    """As n_blamed, but since the start of the request."""
+    """Like n_blamed, but counted since the start of the request."""
     is_given: bool
-    """Whether the current engine has the request."""
+    """Whether the request was sent to the current engine."""
 
     @property
     def rid(self) -> int: ...
@@ -58,8 +59,9 @@ S = TypeVar("S", bound=Suspect)
 class Trials(Generic[S]):
     """Runs the suspects of a crash one at a time, while the other requests wait.
 
-    send: send(request, is_trial) sends a request to the engine, in a trial for one token. is_living: whether a request
-    has not ended yet. is_late: whether the time slice is over. call_later: calls a function on the loop later.
+    send: send(request, is_trial) sends a request to the engine; in a trial, it generates one token. is_living: whether
+    a request has not ended yet. is_late: whether the time slice is over. call_later: calls a function on the loop
+    later.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Trials(Generic[S]):
         self._on_trial: S | None = None
 
     def submit(self, request: S) -> None:
-        """Run a new request: now, or after the trials if there are some."""
+        """Run a new request: now, or after the trials if one is running."""
         if self._on_trial is None:
             self._run(request)
         else:
@@ -88,7 +90,7 @@ class Trials(Generic[S]):
         return self._on_trial is not None or bool(self._suspects)
 
     def add(self, request: S) -> None:
-        """Take a request that another engine had. `go_on` runs it."""
+        """Add a request that another engine had. `go_on` will run it."""
         self._waiting.append(request)
 
     def take_innocent(self) -> list[S]:
@@ -103,8 +105,8 @@ class Trials(Generic[S]):
         self._send(request, is_trial)
 
     def has_passed(self, request: S) -> bool:
-        """Whether a request that the engine has finished was on trial, so that it must continue. Then its trial ends,
-        and the request waits."""
+        """Whether a request that the engine has finished was on trial. If so, the trial ends, and the request waits to
+        be continued."""
         if request is not self._on_trial:
             return False
         request.is_given = False
@@ -113,12 +115,12 @@ class Trials(Generic[S]):
         return True
 
     def is_tried(self, request: S) -> bool:
-        """Whether its trial runs now."""
+        """Whether the trial of a request runs now."""
         return request is self._on_trial
 
     def judge(self, death: Death, living: Iterable[S]) -> list[S]:
-        """Find the suspects of an engine's death among the requests `living`. Returns the requests that are given
-        up."""
+        """Find the suspects of an engine's death among the requests `living`. Returns the requests that are given up;
+        the others wait for `go_on`."""
         given_up: list[S] = []
         self._suspects.clear()
         self._waiting.clear()

@@ -28,7 +28,7 @@ MAX_REPORT = 1 << 28
 """The most bytes of a report."""
 LOST = Death("its connection broke", is_blameless=True)
 MAX_KILLS = 30
-"""A host is given up if its engine still lives after this many commands to end it."""
+"""A host is given up if its engine is still running after this many commands to end it."""
 _BATCH = 256  # most messages taken in one round of the server's loop
 _LOG_SECONDS = 60.0  # refused keys are logged at most once in this time
 
@@ -54,7 +54,7 @@ class RemoteLink(EngineConnection):
         super().__init__(engine_timeout)
 
     def attach(self, identity: bytes, host: str, clock: float) -> None:
-        """Use a host that has connected. clock: the present time on the host's clock."""
+        """Use a host that has connected. clock: the time now on the host's monotonic clock."""
         self.identity, self.host, self._ahead = identity, host, time.monotonic() - clock
         self.is_gone = False
         self._start_engine()
@@ -145,7 +145,7 @@ class RemoteLink(EngineConnection):
         self.is_gone = True
 
     def give_up(self, error: str) -> None:
-        """Tell the host to end, and wait for another one."""
+        """Tell the host to end, and wait for another host."""
         self.dismiss(error)
         self._end(LOST._replace(how=error))
 
@@ -173,7 +173,7 @@ class EngineHosts:
     """
 
     def __init__(self, config: Config, log: Callable[[str], None]) -> None:
-        """ConfigError: it cannot listen, or the file of keys is not readable."""
+        """ConfigError: the socket cannot listen, or the file of keys is not readable."""
         # imported here, because it loads asyncio: a fifth of a server's import time
         from zmq.auth.thread import ThreadAuthenticator
 
@@ -235,7 +235,8 @@ class EngineHosts:
                 self._dismiss(identity, f"the server cannot read what it sent: {e!r}")
 
     def _forget_left(self) -> None:
-        """Forget the hosts that were dismissed and have left. Sending to such a host fails."""
+        """Forget the hosts that were dismissed and have left: send each a Ping, because `send` forgets a host that is
+        gone."""
         for identity, link in list(self._links.items()):
             if link.is_gone or link.identity != identity:
                 self.send(identity, [b"", wire.encode(wire.Ping())])
@@ -251,7 +252,7 @@ class EngineHosts:
             link.lost(why)
 
     def send(self, identity: bytes, frames: list[bytes]) -> bool:
-        """Send a message to a host. Returns False if it is gone."""
+        """Send a message to a host. Returns False if the host is gone."""
         try:
             self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as e:

@@ -29,13 +29,13 @@ class ReplicaProcess:
         self.name, self.link = name, link
         self.began = time.monotonic()
         self.n_failed_starts = 0
-        """Engines in a row that died before they were ready."""
+        """How many engines in a row died before they were ready."""
         self.error: BanyanError | None = None
         """The error with which the engine could not start."""
         self.is_rolled = False
-        """Whether the engine is drained to get other weights, and not to end."""
+        """Whether the engine is drained because it gets other weights, and not because it will end."""
         self.then: list[Then] = []
-        """Called when the engine is ready or, if it is drained, gone."""
+        """Called when an engine that was added is ready, or a drained engine is gone."""
 
     @property
     def state(self) -> str:
@@ -57,7 +57,7 @@ class Replicas:
 
     start: start(name, is_first) starts an engine on this machine. is_first: True for the engines that start with the
     server, False for those added later. n: number of engines to start now. late: the connection for an engine that will
-    join from another machine; None: there is none. call_soon: makes a call on the loop, from any thread.
+    join from another machine; None: no engine will. call_soon: makes a call on the loop, from any thread.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Replicas:
         replica.route.is_ready = replica.link.ready is not None
 
     def add(self, then: Then) -> ReplicaProcess:
-        """Start one more engine. ConfigError: there are MAX_REPLICAS, or one is being added."""
+        """Start one more engine. ConfigError: there are MAX_REPLICAS engines already, or one is being added."""
         if (new := next((one for one in self._replicas if one.then and one.route.is_open), None)) is not None:
             raise ConfigError(f"engine {new.name} is being added; add another when it is ready")
         replica = self._join(lambda name: self._start(name, False))
@@ -114,7 +114,7 @@ class Replicas:
         return replica
 
     def join(self, link: EngineConnection) -> ReplicaProcess:
-        """Add an engine on another machine. ConfigError: there are MAX_REPLICAS already."""
+        """Add an engine on another machine. ConfigError: there are MAX_REPLICAS engines already."""
         return self._join(lambda _: link)
 
     def _join(self, link: Callable[[str], EngineConnection]) -> ReplicaProcess:
@@ -153,8 +153,8 @@ class Replicas:
         self._end(replica, lambda: self._call_soon(partial(replica.settle, error)))
 
     def _end(self, replica: ReplicaProcess, then: Callable[[], None]) -> None:
-        """Close the connection of an engine that is used no more. On a thread, because a process may take seconds to
-        end. then: called on that thread."""
+        """Close the connection to an engine that is not used any more, on a thread, because a process may take seconds
+        to end. then: called on that thread."""
 
         def end() -> None:
             replica.link.close()

@@ -45,7 +45,7 @@ class SchedulingInfo(NamedTuple):
 
 
 class StreamPiece(NamedTuple):
-    """A piece of the text of a generation that streams. The fields are those of wire.Delta."""
+    """A piece of the text of a streaming generation. The fields are those of wire.Delta."""
 
     text: str
     n_tokens: int = 0
@@ -65,8 +65,8 @@ class RequestOwner(Protocol):
     scheduling: SchedulingInfo
 
     def record(self, run: wire.Run, visible: Collection[int]) -> JournalEntry | None:
-        """The record of this request in the program's journal; None: the program is not durable. run: with the stop
-        strings and patterns, which the engine does not get. visible: see `EngineRequests.start`."""
+        """The record of this request in the program's journal; None: the program is not durable. run: the request with
+        its stop strings and patterns, which the engine does not get. visible: see `EngineRequests.start`."""
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
         """Count `n` tokens that the request with this `order` got."""
@@ -82,7 +82,7 @@ def internal_error(error: Exception) -> ProgramError:
 
 
 def _without_texts(sampling: wire.Sampling) -> wire.Sampling:
-    """The parameters without stop strings and patterns: the engine works on ids only."""
+    """Remove the stop strings and patterns from the parameters, because the engine works on ids only."""
     if not (sampling.stop or sampling.stop_regex):
         return sampling
     return msgspec.structs.replace(sampling, stop=(), stop_regex=())
@@ -159,10 +159,10 @@ class EngineRequests:
     """All requests that run.
 
     call_later: calls a function on the server's loop, after the current callback. on_end: called with each request that
-    ended without an error, before the request's own `done`. is_late: whether the callback should end soon. call_in:
-    call_in(seconds, call) calls a function on the loop later. n_prefill: the first n_prefill engines compute prompts
-    only. max_bytes: the most bytes that the prompts of a client's requests may take together; equal prompts count
-    separately, because the engine stores each of them.
+    ended without an error, before the request's own `done`. is_late: whether the current callback should end soon.
+    call_in: call_in(seconds, call) calls a function on the loop later. n_prefill: the first n_prefill engines compute
+    prompts only. max_bytes: the most bytes that the prompts of a client's requests may take together; equal prompts
+    count separately, because the engine stores each of them.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class EngineRequests:
         self._n_started = 0
 
     def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
-        """Add an engine. send: gives it a command."""
+        """Add an engine. send: sends a command to it."""
         trials = Trials(self._run, lambda request: request.rid in self._living, self._is_late, self._call_later)
         is_prefill = name.isdigit() and int(name) < self._n_prefill
         self.routes.add(route := Route(name, send, trials, is_prefill))
@@ -295,12 +295,12 @@ class EngineRequests:
             self._end(request, msgspec.structs.replace(record.finish, rid=request.rid, started=0.0))
 
     def _submit(self, request: EngineRequest) -> None:
-        """Run a request; if a pull brings its prefix, after that pull."""
+        """Run a request now or, if a pull brings its prefix, after that pull."""
         if not self._waits(request):
             request.route.trials.submit(request)
 
     def _waits(self, request: EngineRequest) -> bool:
-        """Whether a pull brings a part of the request's prompt. When the pull is over, the request is run."""
+        """Whether a pull brings a part of the request's prompt. If so, the request runs when the pull is over."""
         request.pull = pull = self.routes.pulls.serving(request.run, request.route)
         if pull is not None:
             pull.waiting[request.rid] = partial(self._end_wait, request)
@@ -311,8 +311,8 @@ class EngineRequests:
         request.route.trials.submit(request)
 
     def _guarded(self, handle: Callable[..., None], request: EngineRequest, *arguments: Any) -> None:
-        """Call handle(request, *arguments). An exception ends only the program of `request`, not the server's loop. (No
-        context manager: this is called for each token, and one takes 1 us.)"""
+        """Call handle(request, *arguments). An exception ends only the program of `request`, not the server's loop.
+        (Not a context manager, which would take 1 us for each token.)"""
         try:
             handle(request, *arguments)
         except Exception as e:
@@ -320,9 +320,9 @@ class EngineRequests:
             request.owner.crashed(e)
 
     def end(self, client: int, serial: int) -> None:
-        """End a program: it will start no more requests, and all its requests have ended or were aborted. The engine
-        gets the aborts first. Otherwise a Run whose constraint it still compiles could enter its queue after the end of
-        the program, which the engine would then keep."""
+        """End a program that will start no more requests, and whose requests have all ended or were aborted. The engine
+        gets the aborts first: otherwise a Run whose constraint the engine still compiles could enter its queue after
+        the program's end, and the engine would keep the program."""
         end = partial(self.routes.end, client, serial)
         if self._dropped:
             self._dropped.append(end)
@@ -359,8 +359,8 @@ class EngineRequests:
         return request
 
     def abort(self, *requests: EngineRequest) -> None:
-        """Forget requests, and stop those that have not ended; `done` is not called. The engine is told, and their
-        memory is freed, later, when there is time."""
+        """Forget requests, and stop those that have not ended; `done` is not called. The engine is told later, when
+        there is time, and the requests' memory is freed then."""
         self._dropped.extend(
             partial(self._stop, request, self._forget(request.rid) is not None) for request in requests
         )
@@ -380,8 +380,8 @@ class EngineRequests:
         self._go_on()
 
     def take(self, step: wire.Step, route: Route) -> Iterator[None]:
-        """Handle the report of one step of an engine, one request at a time. Entries about requests of other engines
-        are ignored."""
+        """Handle the report of one engine step. A generator; each of its steps handles one request. Entries about
+        requests of other engines are ignored."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
@@ -451,7 +451,7 @@ class EngineRequests:
         self._go_on()
 
     def vacate(self, route: Route) -> None:
-        """Place no more requests in this route. Requests that have output, or are on trial, end there; all others start
+        """Place no more requests on this route. Requests that have output, or are on trial, end there; all others start
         again elsewhere."""
         route.is_open = False
         route.trials.take_innocent()
@@ -473,7 +473,7 @@ class EngineRequests:
         return [request for request in self._living.values() if request.route is route]
 
     def _move(self, request: EngineRequest) -> None:
-        """Place a request again. It gets another number, so late messages of its old engine have no effect."""
+        """Place a request again. The request gets a new id, so late messages of its old engine have no effect."""
         self._forget(request.rid)
         if request.is_given:
             request.route.send(wire.Abort(rid=request.rid))
@@ -504,7 +504,7 @@ class EngineRequests:
             self._call_later(partial(request.owner.crashed, e))
 
     def fail_all(self, code: str, message: str) -> None:
-        """Fail all requests with this error, because there is no engine any more."""
+        """Fail all requests with an error of this code and message, because there is no engine any more."""
         for rid in list(self._living):
             self.fail(wire.Failed(program=rid, seq=0, code=code, message=message))
 

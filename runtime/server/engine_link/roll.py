@@ -1,8 +1,8 @@
 """A change of weights while the server runs: its engines are replaced one at a time.
 
 A program keeps the weights with which it began. New programs begin with the new weights as soon as an engine has loaded
-them. So the last engine with the old weights stays until the last of the old programs has ended. If there is only one
-engine, a second one is added first.
+them. So the last engine with the old weights stays until all programs that began with the old weights have ended. If
+there is only one engine, a second one is added first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class WeightsRoll:
     model     the new model
     starting  the engine that loads the new weights now; None: an engine is being drained
 
-    n_on: returns how many programs run on weights with a given fingerprint. restart: replaces an engine by one with a
-    given model. add: starts one more engine, with the new model. remove: ends an engine for good. use_weights: makes
-    the weights of a ready engine those of programs that begin now. before: the model before the change. then: called at
-    the end.
+    n_on: returns how many programs run on weights with a given fingerprint. restart: replaces an engine by an engine
+    with a given model. add: starts one more engine, with the new model. remove: ends an engine for good. use_weights:
+    has new programs use the weights of a ready engine. before: the model before the change. then: called at the end of
+    the change, with "" or an error.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class WeightsRoll:
         return not is_known and (replica is self.starting or has_joined)
 
     def go_on(self) -> None:
-        """Do the next steps that are possible now. Called whenever something may have changed."""
+        """Do the steps of the change that are possible now. Called whenever an engine or a program may have made a step
+        possible."""
         there = [*self._replicas]  # replicas that are not in this list were lost
         self._left = [one for one in self._left if one in there]
         self._emptying = self._emptying if self._emptying in there else None
@@ -106,8 +107,8 @@ class WeightsRoll:
         self._start(one, self.model)
 
     def _give_up(self, last: ReplicaProcess) -> None:
-        """End the change, because the engine that was added has loaded the new weights, but is lost. last: the engine
-        that remains. It keeps the old weights."""
+        """End the change, because the engine that was added, the only one with the new weights, is lost. last: the
+        engine that remains. It keeps the old weights."""
         last.is_rolled = False
         if last.link.ready is not None:
             self._use_weights(last.link.ready)
@@ -120,8 +121,8 @@ class WeightsRoll:
         self._restart(one, model)
 
     def fail(self, why: str) -> None:
-        """End the change, because the engine that loads the new weights cannot start. It is restarted with the old
-        weights, or removed if it was added for the change."""
+        """End the change, because the engine that loads the new weights cannot start. That engine is restarted with the
+        old weights, or removed if it was added for the change."""
         one = self.starting
         assert one is not None
         self.starting = None

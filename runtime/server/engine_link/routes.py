@@ -1,9 +1,9 @@
 """Decides which engine computes which program.
 
-A program is placed with its first request, because its prompt is known then. All its requests go to that engine: its
-home. The branches of a fork are placed with the first request of one of them, and may be split over several engines;
-what follows the join is computed at home again. A program or a branch is placed again when its engine is drained, dies,
-or has a request on trial. `fleet/placement.py` chooses the engine.
+A program is placed with its first request, because its prompt is known then. All its requests go to that engine, which
+is the home of the program. The branches of a fork are placed with the first request of one of them, and may be split
+over several engines; what follows the join is computed at home again. A program or a branch is placed again when its
+engine is drained, dies, or has a request on trial. `fleet/placement.py` chooses the engine.
 
 The choice may include that the engine first pulls the KV of a prefix from another one (pulls.py). Some engines may take
 prompts only: they compute long prompts, whose KV the other engines then pull (disaggregated prefill).
@@ -33,7 +33,7 @@ from banyan.runtime.server.engine_link.pulls import Pulls
 from banyan.runtime.server.engine_link.recovery import Trials
 
 STEP = StepSeconds(0.0, 4e-5, 4e-5)
-"""The seconds of a step, until an engine has reported its own."""
+"""The assumed seconds of a step, until an engine has reported measured ones."""
 N_DIGEST = 16
 """Bytes of a page's digest."""
 MEMORY = 64
@@ -59,7 +59,7 @@ class Route:
     n_running  requests on the engine that have not ended
     is_ready   the engine has loaded its model
     is_open    the engine takes programs; False: it is drained
-    is_prefill it computes prompts for other engines, and programs only if there are no other engines
+    is_prefill the engine computes prompts for other engines, and programs only if there are no other engines
     kv         the format of the engine's pages; None: they cannot be moved
     cores      the CPU cores that the engine uses, and its machine; None: it computes on a GPU
     n_pulls    pulls from the engine that have not ended
@@ -141,7 +141,8 @@ class Routes:
             placed.routes.discard(route)
 
     def lost(self, route: Route) -> None:
-        """Remove an engine from the fleet, for instance because it has died with its cache. `_join` adds it again."""
+        """Remove an engine from the fleet, for instance because the engine and its cache are lost. `_join` adds it
+        again."""
         if self._in_fleet.pop(route, None) is not None:
             self._fleet.remove(route.name)
 
@@ -151,8 +152,8 @@ class Routes:
         return any(other.takes_programs for other in others)
 
     def measured(self, fixed: float, row: float) -> None:
-        """Set the cost of an engine step: `fixed` seconds, and `row` seconds for each row; row 0.0: it is not known
-        yet."""
+        """Set the cost of an engine step: `fixed` seconds, and `row` seconds for each row; row 0.0: the cost is not
+        known yet."""
         if row:
             self._fleet.step_time = StepSeconds(fixed, row, row)
 
@@ -219,7 +220,8 @@ class Routes:
         return home
 
     def _join(self) -> set[Route]:
-        """Tell the fleet which engines take programs now, and which take prompts only. Returns the former."""
+        """Tell the fleet which engines take programs now, and which take prompts only. Returns the routes that take
+        programs."""
         there = [route for route in self.all if route.takes_programs]
         generate = {route.weights for route in there if not route.is_prefill}
         roles = {
@@ -243,8 +245,8 @@ class Routes:
     def _choose(
         self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...], takers: set[Route], weights: bytes
     ) -> None:
-        """Place a program, or the branches of a fork. branches: the numbers of the fork's branches, or of the single
-        state. takers: the engines with these weights that take programs."""
+        """Place a program, or the branches of a fork. branches: the states to place: the branches of the fork, or one
+        state. takers: the engines that take programs and have the weights `weights`."""
         if takers:
             placement = self._fleet.place(self._demand(run, len(branches), weights))
             by_name = {route.name: route for route in takers}
@@ -270,8 +272,8 @@ class Routes:
             self.pulls.start(run, by_name[source], by_name[target], first, end, seconds)
 
     def _prefill_elsewhere(self, run: wire.Run, target: Route, placement: ProgramPlacement, branch: int) -> None:
-        """Let an engine that takes prompts only compute the part of a prompt that is not cached, if there is such an
-        engine, and if pulling the KV takes less time than the prefill would take at home."""
+        """If there is an engine that takes prompts only, let it compute the part of a prompt that is not cached, unless
+        pulling the KV would take longer than computing that part on `target`."""
         missing, pull, step = placement.left[branch][0], self._fleet.pull_time, self._fleet.step_time
         role = PROMPTS + target.weights
         if missing < BLOCK or pull is None or role not in self._in_fleet.values() or run.score_from >= 0:

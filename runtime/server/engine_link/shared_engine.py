@@ -28,7 +28,7 @@ SHIFT = 40
 NOBODY = MAX_NUMBER
 """The id of the host's own questions. No server has such a large number, so the answers are dropped."""
 MEMORY = 64
-"""The expected share of a prompt that is cached is the mean of roughly this many of the latest requests."""
+"""The expected cached share of a prompt is the mean over roughly this many of the latest requests."""
 
 Sent = Iterator[tuple[int, wire.EngineReport]]
 """(number of a server, a report for it)."""
@@ -48,8 +48,8 @@ class _Living:
 
 
 class SharedEngine:
-    """The present engine, and what each server has in it. A server that comes back gets another number, because the
-    engine may still report on the requests of the old one.
+    """The engine that runs now, and what each server has in it. A server that comes back gets another number, because
+    the engine may still report on the requests with the old number.
 
     ready     the Ready message of the engine; None until it has come
     has_news  the work of servers has changed since the last `news`
@@ -60,7 +60,7 @@ class SharedEngine:
         self.start()
 
     def start(self) -> None:
-        """Reset everything for an engine that starts: the first one, or another in its place."""
+        """Reset everything for an engine that starts: the first engine, or one that replaces it."""
         self.ready: wire.Ready | None = None
         self._vocabulary = b""  # digest of the vocabulary that all servers have
         self._living: dict[int, _Living] = {}
@@ -146,8 +146,8 @@ class SharedEngine:
         return (command,)
 
     def _unload(self, server: int, digest: str) -> str:
-        """The digest of the adapter that the engine unloads when a server asks for it; "": none, because other servers
-        still use it, or may load it now."""
+        """The digest of the adapter that the engine must unload because a server has asked for that; "": none yet,
+        because other servers still use the adapter, or an adapter is being loaded."""
         self._adapters[digest].discard(server)
         if self._loads:
             self._unused.add(digest)
@@ -155,7 +155,7 @@ class SharedEngine:
         return self._freed(digest)
 
     def _freed(self, digest: str) -> str:
-        """The digest, if no server uses the adapter; else ""."""
+        """Forget an adapter that no server uses. Returns its digest; "" if a server uses it."""
         if self._adapters[digest]:
             return ""
         if self.ready is not None:
@@ -164,15 +164,15 @@ class SharedEngine:
         return digest
 
     def _unloads(self) -> Iterable[wire.Ask]:
-        """Commands that unload adapters which no server uses any more, once no load is open."""
+        """The commands that unload the adapters that no server uses any more; none while an adapter is being loaded."""
         if self._loads:
             return ()
         digests, self._unused = self._unused, set()
         return [wire.Ask(NOBODY, "unload_adapter", name=digest) for digest in digests if self._freed(digest)]
 
     def _numbered(self, server: int, run: wire.Run) -> wire.Run:
-        """The request with the engine's numbers. Programs are numbered as they arrive, because the engine may run older
-        ones first."""
+        """The request with the engine's numbers. Programs are numbered in the order of their arrival, because the
+        engine may run older programs first."""
         client, order = _number(server, run.client), run.order
         if order:
             number, _ = self._programs.setdefault((server, order[0]), (self._n_programs, client))
@@ -240,7 +240,7 @@ class SharedEngine:
                     yield server, report
 
     def _want(self, images: Collection[bytes], servers: Iterable[int]) -> Sent:
-        """Ask the servers whose requests and exports have these images."""
+        """Ask for images, from the servers whose requests and exports have them."""
         self._asked |= {image: set[int]() for image in images}
         for server in servers:
             of_server = {i for one in self._living.values() if one.server == server for i in one.images}
@@ -251,8 +251,8 @@ class SharedEngine:
                 yield server, wire.WantImages(wanted)
 
     def _without_server(self) -> Iterable[wire.ImagePixels]:
-        """Answers with an error, for images that the engine waits for but no server has. The engine asks for each image
-        only once."""
+        """Make answers with an error, for images that the engine waits for but no server has. The engine would not ask
+        again."""
         lost = [image for image, servers in self._asked.items() if not servers]
         for image in lost:
             del self._asked[image]
@@ -332,13 +332,14 @@ class SharedEngine:
         return sent, [wire.encode(command) for command in (*commands, *self._without_server())]
 
     def death_of(self, death: Death, server: int) -> Death:
-        """The engine's death as one server sees it: with its own requests, and blameless if only others are blamed."""
+        """The death of the engine as one server sees it: with the requests of this server only, and blameless if only
+        requests of other servers are blamed."""
         blamed = {self._on_trial} if self._on_trial in death.rids else death.rids
         own = frozenset(rid for of, rid in map(_split_number, blamed) if of == server)
         return death._replace(rids=own, is_blameless=death.is_blameless or bool(blamed and not own))
 
     def news(self, servers: Iterable[int]) -> list[tuple[int, bytes]]:
-        """(server, encoded work of the other servers), for each server for which this work has changed."""
+        """(server, encoded OtherWork), for each server for which the work of the others has changed."""
         self.has_news = False
         n_prompt, n_running = defaultdict[int, int](int), defaultdict[int, int](int)
         for living in self._living.values():
@@ -381,7 +382,7 @@ def _images_of(run: wire.Run) -> frozenset[bytes]:
 
 
 def _number(server: int, number: int) -> int:
-    """The engine's number for a server's number. ValueError: the server may not use it."""
+    """The engine's number for a server's number. ValueError: `number` is out of range."""
     if number >> SHIFT:
         raise ValueError(f"{number} is not from 0 to 2 ** {SHIFT} - 1")
     return server << SHIFT | number
