@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 class BoundedCache(Generic[Value]):
     """A cache of values with a total size of at most `max_size`; the least recently used are evicted. Thread-safe.
 
-    The unit of sizes is that of `put`: bytes, or characters of text.
+    The unit of all sizes is the one in which the callers of `put` state them: bytes, or characters of text.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -39,7 +39,7 @@ class BoundedCache(Generic[Value]):
             return found[0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Keep a value. A value larger than the whole cache is not kept."""
+        """Keep a value of this size. A value larger than `max_size` is not kept."""
         if size > self._max_size:
             return
         with self._lock:
@@ -49,7 +49,7 @@ class BoundedCache(Generic[Value]):
                 self.size -= self._values.popitem(last=False)[1][1]
 
     def drop(self, is_dropped: Callable[[Any], bool]) -> None:
-        """Forget the values of these keys."""
+        """Forget the values whose keys satisfy `is_dropped`."""
         with self._lock:
             for key in [key for key in self._values if is_dropped(key)]:
                 self.size -= self._values.pop(key)[1]

@@ -42,14 +42,14 @@ N_EXACT, N_LAST = 16, 4
 """`endings` renders all turns of a conversation of at most N_EXACT turns; of a longer one, the last N_LAST turns."""
 
 _GIVEN = ("messages", "add_generation_prompt", "tools", "documents", "strftime_now")
-"""The variables that each rendering has, besides the special tokens."""
+"""The variables that the server sets for each rendering, besides the special tokens."""
 
 _SIGN = re.compile("\ue000[0-9]+\ue001")
 
 
 class ChatMessage(NamedTuple):
-    """A chat turn. content: a text, or texts and images (None) in order. calls: tool calls of an assistant turn.
-    answers: the call that a tool turn answers."""
+    """A chat turn. content: a text, or a tuple of texts and None for each image, in order. calls: the tool calls of an
+    assistant turn. answers: the tool call whose result a tool turn is."""
 
     role: str
     content: str | tuple[str | None, ...] = ""
@@ -67,15 +67,15 @@ class ChatMessage(NamedTuple):
         return 1 if isinstance(self.content, str) else sum(text is not None for text in self.content)
 
     def filled(self, texts: Iterator[str]) -> ChatMessage:
-        """The message with the next of `texts` in place of its content's texts."""
+        """The message with its content's texts replaced by the next items of `texts`."""
         if isinstance(self.content, str):
             return self._replace(content=next(texts))
         return self._replace(content=tuple(None if text is None else next(texts) for text in self.content))
 
     def as_dict(self, in_parts: bool = False) -> dict[str, Any]:
-        """The dict for templates. Keys without a value are left out, because templates check whether a key exists.
-        in_parts: a single text, too, becomes a list of one part. BadProgram: the arguments of a call are not a JSON
-        object."""
+        """The message as the dict that templates read. Keys without a value are left out, because templates check
+        whether a key exists. in_parts: whether a content that is one text also becomes a list of parts. BadProgram: the
+        arguments of a call are not a JSON object."""
         content: Any = self.content
         if not isinstance(content, str) or in_parts:
             texts = (content,) if isinstance(content, str) else content
@@ -92,17 +92,17 @@ class ChatMessage(NamedTuple):
 
 
 def message(turn: str | ChatMessage) -> ChatMessage:
-    """A turn as a message: `turn` itself, or, if it is only a role, a message of this role without content."""
+    """The message of a turn: `turn` itself or, if `turn` is only a role, a message of this role without content."""
     return ChatMessage(turn) if isinstance(turn, str) else turn
 
 
 class ChatTemplate:
     """A compiled chat template.
 
-    names: variables with special tokens, such as bos_token, as text. BadModel: the template cannot be compiled, or
-    takes too much time or memory.
+    names: the variables of special tokens, such as bos_token -> the token's text. BadModel: the template cannot be
+    compiled, or takes too much time or memory.
 
-    All methods raise BadProgram, with the template's message, if it refuses the conversation.
+    All methods raise BadProgram, with the template's message, if the template refuses the conversation.
     """
 
     def __init__(self, source: str, names: dict[str, str]) -> None:
@@ -164,7 +164,7 @@ class ChatTemplate:
         return found
 
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
-        """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
+        """The conversation as text. prompt: whether the beginning of an assistant turn follows at the end."""
         clock = (now or datetime.now()).replace(tzinfo=None)  # as in transformers: %z and %Z are empty
         turns = [m.as_dict(self._in_parts) for m in messages]
         units = BASE + PER_CHARACTER * (self._n_given_chars + sum(m.n_chars for m in messages))
@@ -199,7 +199,7 @@ class ChatTemplate:
         return shown == [False, True]
 
     def _try_out(self) -> None:
-        """Render a usual conversation. BadModel: that takes more than the template's budget."""
+        """Render usual conversations. BadModel: one takes more than the budget of a rendering."""
         try:
             for n in (1, 2, 8):
                 self.render([ChatMessage("user" if k % 2 == 0 else ASSISTANT, "?") for k in range(n)], prompt=True)
@@ -210,11 +210,12 @@ class ChatTemplate:
     def markers(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
     ) -> tuple[str, ...] | None:
-        """The markers: the text before the content of each turn, and after the last turn, which does not depend on the
-        contents. A turn with images has a marker before each of its texts; markers contain the images' marks.
+        """The markers: the texts that the template writes before the content of each turn and after the last content,
+        whatever the contents are. A turn with images has a marker before each of its texts; markers contain the images'
+        marks.
 
-        opening: the role of a turn that begins after these turns; the last marker ends where its content starts.
-        Returns None if the template does not write the content of each turn exactly once and in order.
+        opening: the role of a turn that begins after these turns; the last marker ends where the content of that turn
+        starts. Returns None if the template does not write the content of each turn exactly once and in order.
         """
         now = now if self._uses_time else None
         key = self._serial, roles, opening, now
@@ -251,7 +252,8 @@ class ChatTemplate:
         return (*parts, text[at:])
 
     def calling(self, calls: tuple[wire.WireToolCall, ...], now: datetime | None = None) -> str:
-        """What the template writes as the content of an assistant turn with these calls, without empty reasoning."""
+        """The text that the template writes as the content of an assistant turn with these calls, without an empty
+        reasoning block."""
         question = ChatMessage("user", "?")
         before = self.prefix([question], ASSISTANT, now)
         whole = self.render([question, ChatMessage(ASSISTANT, "", calls)], now=now)
@@ -311,10 +313,10 @@ class ChatTemplate:
         return next((end for end in shorter if end and after[-1].startswith(end)), "")
 
     def endings(self, roles: tuple[str | ChatMessage, ...], ends: Sequence[int], now: datetime | None) -> list[str]:
-        """`ending(roles[:k])` for each k of `ends`.
+        """Like `ending(roles[:k])`, for each k of `ends`.
 
         Rendering all turns before each k takes time quadratic in the number of turns. So most turns in the middle of a
-        long conversation are left out, between two places where the role is the same, so that the order of the roles
+        long conversation are left out. The turns before and after the gap are chosen so that the order of the roles
         stays valid.
         """
         found = []
@@ -329,7 +331,7 @@ class ChatTemplate:
         return found
 
     def chat_markers(self) -> wire.ChatMarkers:
-        """The prefix and suffix of each role that the template supports, and what ends an assistant turn."""
+        """The prefix and suffix of each role that the template supports, and the strings that end an assistant turn."""
         pair = self._try(("user", ASSISTANT, "user"))
         if pair is None:
             return wire.ChatMarkers(roles={})

@@ -1,4 +1,4 @@
-"""Incremental detokenisation: passes on whole characters only, and no text that a stop string may still cut."""
+"""Incremental detokenisation. Returns whole characters only, and no text that a stop string may still cut."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Detokenizer:
 
     A stop string ends the text before itself, also if it begins inside a token or spans several tokens. A stop pattern
     ends the text after its match. If several stops match, the one that ends at the smallest character index counts. If
-    two end at the same index, the longer stop string counts, and a string counts before a pattern. So the result does
-    not depend on how the text is split into tokens. A stop counts only if at least `min_tokens` tokens come before the
-    token that completes it.
+    two stops end at the same index, the longer stop string counts, and a stop string counts before a pattern. So the
+    result does not depend on how the text is split into tokens. A stop counts only if at least `min_tokens` tokens come
+    before the token that completes it.
 
     text       the text so far, cut at the stop
     matched    the stop string or pattern that ended the text, or None
@@ -55,7 +55,7 @@ class Detokenizer:
         return len(self._ends)
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Take ids and return new text that is certain. Ids after a stop are ignored."""
+        """Take ids, and return the new text that no stop can cut any more. Ids after a stop are ignored."""
         for i in ids:
             if self.matched is not None:
                 break
@@ -65,7 +65,7 @@ class Detokenizer:
         return self._take_certain()
 
     def finish(self, stop_id: int | None = None) -> str:
-        """Ends the output and returns the text that `feed` held back. stop_id: the token that ended the output, if its
+        """End the output, and return the text that `feed` held back. stop_id: the token that ended the output, if its
         text contains a whole stop string. `n_tokens` does not count this token, but `text` gets the part of its text
         before the stop string."""
         if self.matched is None and stop_id is not None:
@@ -76,8 +76,8 @@ class Detokenizer:
         return rest
 
     def kept(self) -> tuple[int, int]:
-        """(tokens, characters) of the longest prefix of tokens whose text is wholly in `text`. Text after it belongs to
-        a token that a stop has cut."""
+        """(tokens, characters) of the longest prefix of tokens whose text is wholly in `text`. If `text` is longer, its
+        rest belongs to tokens that a stop has cut."""
         return (self.n_tokens, self._length) if self.matched is None else self.fit(self._length)
 
     def fit(self, n_chars: int) -> tuple[int, int]:
@@ -92,8 +92,9 @@ class Detokenizer:
         return next((end for end in reversed(self._ends[:n_tokens]) if end >= 0), 0)
 
     def within(self, start: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Find the longest run of tokens whose text lies within characters start : end. Returns how many
-        (tokens, characters) are before the run, and how many up to its end. If there is none: an empty run at `end`."""
+        """Find the longest run of tokens whose text lies within characters start : end. Returns how many (tokens,
+        characters) are before the run, and how many up to its end; if there is no such token, those of an empty run at
+        `end`."""
         n_tokens, n_chars = self.fit(end)
         for k, at in enumerate((0, *self._ends[:n_tokens])):
             if start <= at < n_chars:
@@ -101,7 +102,8 @@ class Detokenizer:
         return (n_tokens, end), (n_tokens, end)
 
     def silent(self, start: int, end: int) -> int:
-        """The place (a character index) of the first token without text in start : end; `end` if there is none."""
+        """The index of the character at which the first token without text in start : end stands; `end` if there is no
+        such token."""
         before = 0
         for at in self._ends:
             if start <= at == before:
@@ -112,7 +114,7 @@ class Detokenizer:
         return end
 
     def _add(self, new: str, search: bool) -> bool:
-        """Append text. Returns False if a stop cut it, but True if it ends with the match of a pattern."""
+        """Append text. Returns whether all of `new` was kept: False if a stop has cut it."""
         end = self._length + len(new)
         has_stops = self._stops is not None or self._patterns is not None
         cut = self._find_stop(new, search) if has_stops else None
@@ -131,8 +133,9 @@ class Detokenizer:
         return cut is None or cut == end
 
     def _find_stop(self, new: str, search: bool) -> int | None:
-        """Find the place where the text must be cut because a stop is complete in `new`. Sets `matched`. search:
-        whether stops count already."""
+        """Find the place where the text must be cut because a stop is complete in `new`. Returns the character index of
+        that place; None: no stop is complete. Sets `matched`. search: whether stops count already (see
+        `min_tokens`)."""
         best: tuple[int, int] | None = None  # (end, start), in characters of the whole text
         if self._stops is not None:
             self._stop_state, n, stop = self._stops.walk(self._stop_state, new, search)
@@ -147,7 +150,7 @@ class Detokenizer:
         return None if best is None else best[1]
 
     def _take_certain(self) -> str:
-        """Take unsent text, except what may be the beginning of a stop."""
+        """Return the unsent text, except its end if that may be the beginning of a stop, and mark it as sent."""
         certain, self._unsent = self._unsent, ""
         if self._stops is not None and self.matched is None and (n := self._stops.n_begun(self._stop_state)):
             certain, self._unsent = certain[:-n], certain[-n:]

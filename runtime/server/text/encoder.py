@@ -1,9 +1,10 @@
-"""Runs the tokenizers library in this process, or in one that can be killed if the model has an unknown regex.
+"""Runs the tokenizers library in this process or, if the model has an unknown regex, in a process that can be killed.
 
     python -m banyan.runtime.server.text.encoder --fd N --alive-fd M
 
 A tokenizer.json comes from whoever made the model, and splits text by a backtracking regex. `(x+x+)+y` takes 60 ms for
-22 characters, and nothing stops it. So texts are encoded in the server only if KNOWN or KNOWN_DIGESTS has each regex.
+22 characters, and the library has no time limit. So texts are encoded in the server only if each of the model's regexes
+is in KNOWN or KNOWN_DIGESTS.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ KNOWN = frozenset({
     rf"{_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{ENDS}",
     *(r"\p{N}{1,3}", r"\p{N}", r"\d", "[0-9]", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\s+", " +"),
 })  # fmt: skip
-"""Regexes that take time linear in the text: at each place, one of their branches consumes what the other branches have
-looked at."""
+"""Regexes that take time linear in the length of the text: at each place, one of their branches consumes the characters
+that the other branches have looked at."""
 
 KNOWN_DIGESTS = frozenset({"b850697ec547c753"})
 """The digests of more such regexes: the pocket model's."""
@@ -74,8 +75,8 @@ def is_known(pattern: str) -> bool:
 
 
 class EncodedText(NamedTuple):
-    """The ids of a text. offsets, word_ids: for each id, its characters and the number of its word; empty unless they
-    were asked for."""
+    """The ids of a text. offsets, word_ids: for each id, the range of its characters and the number of its word; empty
+    unless they were asked for."""
 
     ids: list[int]
     offsets: Sequence[tuple[int, int]] = ()
@@ -88,16 +89,16 @@ class Encoder(Protocol):
     max_ids: int
 
     def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
-        """Encode a text. special: add the ids that stand around every text. Raises PromptTooLong; BadProgram if the
-        library panics (for instance because a regex backtracks too much) or takes too long; an Exception of any kind if
-        it fails."""
+        """Encode a text. special: whether to add the ids that the tokenizer puts around every text. Raises
+        PromptTooLong; BadProgram if the library panics (for instance because a regex backtracks too much) or takes too
+        long; an Exception of any kind if it fails."""
 
     def close(self) -> None:
         """End the process, if there is one. Idempotent."""
 
 
 class LocalEncoder:
-    """Encodes in this process. Other threads run meanwhile."""
+    """Encodes texts in this process. Other threads run during an encoding."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         # `encode` of the library holds the GIL, and `encode_batch` releases it; threads of its own would not help.

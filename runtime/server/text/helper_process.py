@@ -1,4 +1,4 @@
-"""A child process for work that may hang or crash on bad data. It answers each message that it gets."""
+"""A child process for work that may hang or crash on bad data. The child answers each message that it gets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ START_SECONDS = 120.0
 
 
 class HelperProcess:
-    """The parent's side: one message at a time. The child is started at the first one, and again after it died or was
-    ended. Thread-safe."""
+    """The parent's side of a child process, which handles one message at a time. The child is started at the first
+    message, and again after it has died or was ended. Thread-safe."""
 
     def __init__(self, command: Sequence[str], hello: bytes, what: str) -> None:
-        """command: runs `serve`. hello: the first message to each child; it may be replaced later. what: what a child
-        loads when it gets `hello`, for errors."""
+        """command: the command of a child, which runs `serve`. hello: the first message to each child; the attribute
+        may be changed later. what: names the thing that a child loads when it gets `hello`, for errors."""
         self._command, self.hello, self._what = command, hello, what
         self._lock = threading.Lock()
         self.child: launch.ChildProcess | None = None  # None: there is none now
 
     def ask(self, data: bytes, seconds: float) -> bytes:
-        """The answer to a message. TimeoutError: there was none within `seconds`, and the child was killed. Another
-        OSError, or EOFError: the child died. BadProgram: the child cannot load what it needs."""
+        """The answer to a message. TimeoutError: there was no answer within `seconds`, and the child was killed.
+        Another OSError, or EOFError: the child died. BadProgram: the child cannot load what it needs."""
         with self._lock:
             try:
                 if self.child is None:

@@ -21,7 +21,7 @@ from banyan.runtime.protocol.limits import MAX_PIXELS
 from banyan.runtime.server.text.helper_process import serve
 
 MAX_MEMORY = 4 << 30
-"""Address space of the process, in bytes."""
+"""The most bytes of address space that the process may use."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
@@ -33,7 +33,7 @@ class ProcessStart(msgspec.Struct, frozen=True):
 
 
 class ProcessedImage(msgspec.Struct, frozen=True):
-    """The answer to the bytes of a file. error: why it is not an image that the model can take."""
+    """The answer to a message with the bytes of a file. error: why the file is not an image that the model can take."""
 
     shape: ImageShape = ImageShape(0, 0)
     arrays: dict[str, wire.PixelArray] = {}

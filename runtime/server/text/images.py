@@ -28,7 +28,7 @@ from banyan.runtime.server.text.image_process import ProcessedImage, ProcessStar
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.image_process")
 
 SECONDS = 20.0
-"""Time limit of one image in the process. 12 megapixels take 0.5 s of CPU."""
+"""The time limit for one image in the process, in seconds. 12 megapixels take 0.5 s of CPU."""
 PIXEL_BYTES = 128 << 20
 """Most bytes of scaled pixels that are kept until the engine asks for them."""
 MAX_KNOWN = 1 << 16
@@ -36,8 +36,8 @@ MAX_KNOWN = 1 << 16
 
 
 class ImageFile:
-    """The file of an image in a prompt. Prompts share it; its bytes are kept as long as a prompt or a request needs
-    them."""
+    """The file of an image in prompts. Prompts with the same image share this object, and it exists as long as a prompt
+    or a request needs it."""
 
     __slots__ = ("__dict__", "__weakref__", "data")
 
@@ -50,9 +50,9 @@ class ImageFile:
 
 
 class ImageTokens(NamedTuple):
-    """What replaces the mark of an image in a prompt. parts: texts with control tokens, and the ids (int32 bytes) of
-    rows. shape: the shape of the image's grid. file: the file that is kept for the engine; equal files are kept
-    once."""
+    """The tokens that replace the mark of an image in a prompt. parts: texts with control tokens, and the ids (int32
+    bytes) of rows. shape: the shape of the image's grid. file: the file that is kept for the engine; equal files are
+    kept once."""
 
     parts: tuple[str | bytes, ...]
     shape: ImageShape
@@ -62,7 +62,7 @@ class ImageTokens(NamedTuple):
 class _KnownImage(NamedTuple):
     shape: ImageShape
     attempt: int
-    """How many images with other files had the same first id before."""
+    """How many first ids of this image were already taken by other images; see _row_ids."""
 
 
 class Images:
@@ -73,7 +73,7 @@ class Images:
     def __init__(self, directory: Path, spec: ImageSpec, spell: Callable[[int], str]) -> None:
         self.spec = spec
         self.max_rows = 0
-        """How many rows the images of a prompt may have, once the context is known."""
+        """The most rows that the images of a prompt may have; 0 until the model's context is known."""
         self.mark, self._end = spell(spec.mark_id), spell(spec.end_id) if spec.end_id >= 0 else ""
         self._lock = threading.Lock()  # for the dicts; the loop takes it, so it is not held while an image is scaled
         self._scaling = threading.Lock()  # so that no two threads scale the same image
@@ -84,7 +84,7 @@ class Images:
         self._pixels: BoundedCache[dict[str, wire.PixelArray]] = BoundedCache(PIXEL_BYTES)
 
     def move(self, directory: Path) -> None:
-        """Read the image processor from another directory, which has the same files for it."""
+        """Read the image processor from another directory, in which its files are the same."""
         self._helper.hello = _hello(directory, self.spec)
 
     @property
@@ -122,8 +122,8 @@ class Images:
             return known
 
     def _first_attempt(self, digest: bytes) -> int:
-        """The first attempt (see _row_ids) at which no other image has the same first id. Ids have 31 bits, and two
-        images whose first ids were equal would share a row in the tree."""
+        """The first attempt (see _row_ids) that gives a first id that no other image has. Ids have 31 bits, so first
+        ids can collide, and two images with the same first id would share a row in the tree."""
         attempt = 0
         while self._digests.setdefault(_row_ids(digest, attempt, 1)[0], digest) != digest:
             attempt += 1

@@ -1,4 +1,4 @@
-"""A state's prompt on the server: what was appended, and the tokens of it.
+"""A state's prompt on the server: the pieces that were appended, and their tokens.
 
 The tokens are kept in runs. The text between two gens, or before the first one, is encoded as one string, and is one
 run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces that were
@@ -35,8 +35,8 @@ from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 
 class GeneratedText(NamedTuple):
-    """The output of a gen: its tokens (int32 ids), and exactly the text they spell. is_given: the client gave it, and
-    its special tokens are part of the text."""
+    """The output of a gen: its tokens (int32 ids), and exactly the text they spell. is_given: whether the client gave
+    the tokens; then special tokens are part of the text."""
 
     text: str
     ids: bytes
@@ -51,9 +51,9 @@ class TurnStart(NamedTuple):
 
 class TurnEnd(NamedTuple):
     calls: tuple[wire.WireToolCall, ...] = ()
-    """The turn's calls, if the template needs them as data and not as text."""
+    """The turn's tool calls, if the template needs them as data and not as text."""
     is_given: bool = False
-    """The client gave the calls, so the text of the turn does not have them."""
+    """Whether the client gave the calls, so that the text of the turn does not contain them."""
 
 
 class ImagePiece(NamedTuple):
@@ -66,7 +66,7 @@ class ImagePiece(NamedTuple):
 
 
 class ImageRun(NamedTuple):
-    """Rows of an image, from its row `first` on. ids: int32. In the text they are one character."""
+    """Rows of an image, from its row `first` on. ids: int32. One character stands for them in the text."""
 
     ids: bytes
     file: ImageFile
@@ -94,13 +94,13 @@ of the text."""
 
 
 def _atom(piece: Piece | Atom) -> Atom:
-    """The atom of a piece that comes after the last marker."""
+    """The piece itself as an atom. The piece must be none that begins or ends a turn."""
     assert not isinstance(piece, TurnStart | TurnEnd)
     return piece
 
 
 class TokenRun(NamedTuple):
-    """A part of a prompt's tokens: int32 ids, and their text. image: the image whose rows they are."""
+    """A part of a prompt's tokens: int32 ids, and their text. image: if the tokens are rows of an image, these rows."""
 
     text: str
     ids: bytes
@@ -128,8 +128,8 @@ class EncodedPrompt(NamedTuple):
     rest: tuple[Atom, ...]
 
     def encode(self, tokenizer: Tokenizer, suffix: str = "", owner: bytes = b"") -> tuple[TokenRun, ...]:
-        """Encode the rest, with `suffix` (as data) joined to the last text. Returns all runs. Does not change the
-        object, so any thread may call it. owner: see Tokenizer.encode."""
+        """Encode the rest, with `suffix` (as data) joined to the last text. Returns all runs of the prompt. Does not
+        change this object, so any thread may call the method. owner: see Tokenizer.encode."""
         runs = list(self.runs)
         spans: list[TextSpan] = []
 
@@ -184,16 +184,15 @@ class _Head(NamedTuple):
 class PromptText(Prompt):
     """The prompt of a state: its pieces, and the runs of tokens that are known for them.
 
-    tools: the specs that the template is given; see wire.Tools. kwargs: its variables; see
-    wire.Gen.chat_template_kwargs. images: the server's Images; a str: why the model does
-    not take images.
+    tools: the tool specs that the template gets; see wire.Tools. kwargs: variables for the template; see
+    wire.Gen.chat_template_kwargs. images: the server's Images; a str: the reason why the model takes no images.
     """
 
     def __init__(
         self, pieces: Iterable[Piece] = (), runs: tuple[TokenRun, ...] = (), role: str | None = None,
         tokenizer: Tokenizer | None = None, images: Images | str = "",
     ) -> None:  # fmt: skip
-        """tokenizer: for parts that are token ids. images: see the class."""
+        """tokenizer: spells the token ids that clients append. images: see the class."""
         self.images = images
         self.n_images = self._n_sealed_images = 0  # in all pieces; in the pieces with runs
         self.pieces = pieces.copy() if isinstance(pieces, PieceList) else PieceList(pieces)
@@ -216,8 +215,8 @@ class PromptText(Prompt):
         return copied
 
     def learn(self, copy: PromptText, runs: tuple[TokenRun, ...] | None = None) -> None:
-        """Take over what was computed on a copy, to which nothing was appended. runs: the runs of all pieces of the
-        copy."""
+        """Take over the results that were computed on a copy, to which nothing was appended. runs: the runs of all
+        pieces of the copy; None: not known."""
         self.runs, self._head = copy.runs, copy._head
         if runs is not None:
             self.runs, self._n_sealed_chars, self._n_sealed_images = runs, copy._n_chars, copy.n_images
@@ -231,7 +230,7 @@ class PromptText(Prompt):
         self.kwargs = self.kwargs or child.kwargs
 
     def append(self, piece: Piece) -> None:
-        """Append a piece. BadProgram: it begins a turn inside a turn, or ends a turn where none is open."""
+        """Append a piece. BadProgram: the piece begins a turn inside a turn, or ends a turn where none is open."""
         match piece:
             case TurnStart(role=role):
                 if self.role is not None:
@@ -312,7 +311,7 @@ class PromptText(Prompt):
 
     @property
     def n_chars(self) -> int:
-        """Characters of all texts, without the markers."""
+        """The number of characters of all texts, without the markers."""
         return self._n_chars
 
     @property
@@ -346,7 +345,7 @@ class PromptText(Prompt):
         return EncodedPrompt(self.runs, tuple(_from(atoms, at, n_silent)))
 
     def _with_rows(self, atoms: list[Atom]) -> list[Atom]:
-        """Replaces the images in atoms by their rows. BadProgram: an image cannot be read. PromptTooLong: the rows do
+        """Replace the images in atoms by their rows. BadProgram: an image cannot be read. PromptTooLong: the rows do
         not fit into the context."""
         if not self.n_images:
             return atoms
@@ -374,7 +373,7 @@ class PromptText(Prompt):
     def tokens(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, owner: bytes = b""
     ) -> tuple[wire.Tokens, str]:
-        """All tokens of the prompt that a gen at its end would get, and their text. Rows of images get
+        """All tokens of the prompt as a gen at its end would get them, and their text. Rows of images get
         `ImageSpec.row_id`, as in transformers. owner: see Tokenizer.encode."""
         runs = self.prompt(tokenizer, template, now).encode(tokenizer, owner=owner)
         lengths, ids = array("i"), b""
@@ -391,7 +390,7 @@ class PromptText(Prompt):
         return wire.Tokens(ids, lengths.tobytes(), spans), "".join(run.text for run in runs)
 
     def read(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, start: int = 0) -> str:
-        """The text from piece `start` on, markers included."""
+        """The prompt's text from piece `start` on, markers included."""
         template = template and template.with_tools(self.tools, self.kwargs)
         rest, text = self.pieces[start:], ""
         kinds = [type(piece) for piece in self.pieces[:start]]
@@ -418,7 +417,7 @@ class PromptText(Prompt):
 
 
 def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
-    """How many characters of `run.text` each id spells; the sum is all of them.
+    """How many characters of `run.text` each id spells; the sum is the length of `run.text`.
 
     An id may spell more than the text has: a begin-of-text token, a space that the tokenizer adds, a hidden end token.
     Such an id gets as many characters as are left.
@@ -439,8 +438,8 @@ def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
 
 
 class _TurnLayout(NamedTuple):
-    """One turn of a chat prompt. atoms: the content of the turn. gap: text that was appended between the previous turn
-    and this one. answers: the call that a tool's turn answers. calls: the tool calls of the turn."""
+    """One turn of a chat prompt. atoms: the content of the turn. gap: the text that was appended between the previous
+    turn and this turn. answers: the tool call whose result the turn is. calls: the tool calls of the turn."""
 
     role: str
     atoms: list[Atom]
@@ -459,7 +458,8 @@ class _TurnLayout(NamedTuple):
 
     @property
     def texts(self) -> list[list[Atom]]:
-        """The groups of atoms between images, if they contain text; without images, one group with all atoms."""
+        """The groups of atoms between images, without groups that contain no text; in a turn without images, one group
+        with all atoms."""
         stretches: list[list[Atom]] = [[]]
         for atom in self.atoms:
             if isinstance(atom, ImagePiece):
@@ -469,8 +469,8 @@ class _TurnLayout(NamedTuple):
         return [self.atoms] if len(stretches) == 1 else [atoms for atoms in stretches if atoms]
 
     def content(self, texts: Iterator[str]) -> str | tuple[str | None, ...]:
-        """The turn's content in the form of ChatMessage.content, with the next of `texts` in place of each of its
-        texts."""
+        """The turn's content in the form of ChatMessage.content, with each of its texts replaced by the next item of
+        `texts`."""
         if not self.images:
             return next(texts)
         found: list[str | None] = []
@@ -483,7 +483,7 @@ class _TurnLayout(NamedTuple):
 
     @property
     def shape(self) -> str | ChatMessage:
-        """The turn without its text: the key of the template's markers."""
+        """The turn without its text: all that the template's markers depend on."""
         content = self.content(repeat("")) if self.images else ""
         if self.answers is None and not self.calls and not content:
             return self.role
@@ -492,7 +492,7 @@ class _TurnLayout(NamedTuple):
 
 
 def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
-    """Turns pieces into text: contents as they were appended, and the template's markers between them.
+    """Turn pieces into text: the contents as they were appended, and the template's markers between them.
 
     If the template's rendering of the whole conversation differs from alternating markers and contents, the rendering
     is used. The template cannot render text outside of turns; if there is any, the markers are those that the template
@@ -563,7 +563,7 @@ def _alone(pieces: Iterable[Piece | Atom]) -> list[Atom]:
 
 
 def _with_images(atoms: list[Atom], images: Sequence[ImagePiece]) -> list[Atom]:
-    """Replaces the marks that the template wrote for images by the images. BadProgram: there are more or fewer marks
+    """Replace the marks that the template wrote for images by the images. BadProgram: there are more or fewer marks
     than images. (Raw text in a turn may contain marks too.)"""
     if not images:
         return atoms
@@ -605,11 +605,11 @@ def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool
 def _align(
     rendered: str, markers: tuple[str, ...], turns: Sequence[_TurnLayout], contents: Sequence[str], tokenizer: Tokenizer
 ) -> list[Atom] | None:
-    """Parses `rendered` as alternating markers and contents; contents may be stripped, or escaped for JSON. None:
+    """Parse `rendered` as alternating markers and contents; contents may be stripped, or escaped for JSON. None:
     `rendered` has another form.
 
-    contents: what the template writes for each turn, or for each of its texts. In the result, outputs keep their
-    tokens.
+    contents: the text that the template writes for each turn, or for each text of a turn. In the result, outputs keep
+    their tokens.
     """
     if not rendered.startswith(markers[0]):
         return None
@@ -640,7 +640,8 @@ def _variants(content: str) -> Iterator[str]:
 
 
 def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer) -> list[Atom]:
-    """Characters start : start + length of the atoms. An output that is cut keeps the tokens that lie wholly inside."""
+    """The part of the atoms from character `start` to start + length. An output whose end is cut keeps the tokens that
+    lie wholly inside."""
     kept: list[Atom] = []
     left = length
     for atom in _from(atoms, start):
@@ -659,7 +660,7 @@ def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer)
 
 
 def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom]:
-    """The atoms from character `start` on, without the first `n_silent` outputs without text at that place.
+    """The atoms from character `start` on. Of the outputs without text at `start`, the first `n_silent` are left out.
 
     The rest of an output that begins before `start` becomes text.
     """
@@ -677,7 +678,8 @@ def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom
 
 
 _HIDDEN = f"\ue000{secrets.token_hex(8)}"
-"""Stands around the number of a hidden token. Random per process, so that no user's text can imitate it."""
+"""Stands before and after the number of a hidden token. It is random for each process, so that no user's text can
+imitate it."""
 
 
 def _kind(atom: Atom) -> str:

@@ -36,21 +36,21 @@ class ReasoningOutput:
 
     @property
     def marks_end(self) -> int:
-        """Where the last mark before the content of the streamed sample ends in its output, once there is content."""
+        """The index in the streamed output after the last mark before its content. Valid once there is content."""
         return self._stream.marks_end
 
     @property
     def content_start(self) -> int:
-        """Where the content of the streamed sample begins in its output, once there is content."""
+        """The index in the streamed output at which its content begins. Valid once there is content."""
         return self._stream.content_start
 
     def stream(self, piece: StreamPiece, request: EngineRequest) -> None:
-        """Pass on a piece of the first sample. request: the request that generates it."""
+        """Pass on a piece of the first sample to the listener. request: the request that generates the sample."""
         self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
         self._pass_on(self._stream.feed(piece.text), request)
 
     def end_stream(self, request: EngineRequest) -> None:
-        """Pass on what was held back as the possible start of a mark. request: as for `stream`."""
+        """Pass on the text that was held back as the possible start of a mark. request: as for `stream`."""
         self._pass_on(self._stream.finish(), request)
 
     def end(
@@ -99,7 +99,8 @@ def _n_before(request: EngineRequest, start: int) -> int:
 
 
 def _pieces(request: EngineRequest, start: int, end: int) -> tuple[Piece, ...]:
-    """Characters start : end of an output: the tokens that lie wholly inside, and the text around them."""
+    """The characters start : end of an output as pieces: the tokens that lie wholly inside, and the text before and
+    after them."""
     text = request.text.text
     (i, a), (j, b) = request.text.within(start, end)
     generated = GeneratedText(text[a:b], bytes(request.ids[4 * i : 4 * j]))

@@ -1,4 +1,4 @@
-"""stop_regex: patterns that end an output, in RE2's syntax.
+"""The patterns of `stop_regex`, which end an output. They have RE2's syntax.
 
 RE2 takes time linear in the text for every pattern (Cox, "Regular Expression Matching in the Wild", 2010), so no
 pattern can block the server's loop. Limits on the size of patterns and on the time of one output bound the rest.
@@ -32,7 +32,7 @@ _LOOKS_AHEAD = ("$", r"\b", r"\B", r"\z")
 
 @lru_cache(maxsize=32)
 def compiled(pattern: str) -> Any:
-    """A compiled pattern. BadProgram: it is invalid or too large."""
+    """Compile a pattern. BadProgram: the pattern is invalid or too large."""
     if len(pattern) > MAX_LENGTH:
         raise BadProgram(f"a stop_regex has {len(pattern)} characters; the limit is {MAX_LENGTH}")
     try:
@@ -69,7 +69,7 @@ class Patterns:
         """(end, pattern) of the first match that ends after the first `n_old` characters.
 
         The text up to each character is searched in turn, so the result does not depend on how the text was split into
-        pieces. is_whole: `text` starts where the output does; otherwise its first character is only context.
+        pieces. is_whole: whether `text` starts where the output does; if not, its first character is only context.
         """
         started = time.thread_time()
         best: tuple[int, str] | None = None

@@ -56,7 +56,7 @@ class StopStrings:
                 queue.append(following)
 
     def step(self, state: int, character: str) -> int:
-        """The state after one more character."""
+        """The state that follows `state` after one more character."""
         while (following := self._next[state].get(character)) is None:
             if state == self.START:
                 return state
@@ -64,9 +64,9 @@ class StopStrings:
         return following
 
     def walk(self, state: int, text: str, search: bool) -> tuple[int, int, str | None]:
-        """Follow the text from `state`, up to its first stop if `search`, else to its end. Returns (the state there,
-        the number of characters up to there, the longest stop that ends there or None). Without `search` no stop is
-        returned."""
+        """Walk through a text from `state`; with `search`, stop at the end of the first stop string. Returns the last
+        state, the number of characters walked through, and the longest stop string that ends there; None: none ends
+        there, or `search` is False."""
         if state == self.START and self._next[state].keys().isdisjoint(text):  # usual, and ten times as fast
             return state, len(text), None
         for n, character in enumerate(text, 1):
@@ -76,7 +76,7 @@ class StopStrings:
         return state, len(text), None
 
     def n_begun(self, state: int) -> int:
-        """How many characters at the end of the text may be the beginning of a stop that is not complete."""
+        """How many characters at the end of the text may be the beginning of a stop string that is not complete yet."""
         return self._n_begun[state]
 
 

@@ -1,8 +1,8 @@
 """Jinja for untrusted templates: Hugging Face's environment, with a budget for each rendering.
 
 A chat template comes with the model, and is a program. The sandbox of Jinja keeps it from files and from Python's
-internals, but not from nested loops or `'x' * 10**9`. Here everything that takes time or memory is paid from a budget:
-each block of the template, each text that it makes, each call. A unit of the budget is about one character.
+internals, but not from nested loops or `'x' * 10**9`. Here all that takes time or memory is paid from a budget: each
+block of the template, each text that it makes, each call. A unit of the budget is about one character.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 BASE, PER_MESSAGE, PER_CHARACTER = 1 << 20, 4096, 32
 """The budget of a rendering, in units: BASE, plus PER_MESSAGE for each message, plus PER_CHARACTER for each character
-of messages and tools. BASE units take at most 30 ms. Templates of known models need 100 units, and 3 for each
+of messages and tools. BASE units take at most 30 ms. Templates of known models need about 100 units, plus 3 for each
 character."""
 
 BLOCK, ITEM, SHARE = 16, 8, 16
-"""BLOCK: units for entering a block or calling something. ITEM: units for an item of a list from which a text is made.
-SHARE: this many items of a list are passed on for one unit."""
+"""BLOCK: the price, in units, of entering a block or of a call. ITEM: the price of an item of a list from which a text
+is made. SHARE: how many items of a list can be passed on for one unit."""
 
 MAX_NUMBER, MAX_POWER, MAX_BITS, MAX_INDENT = 10_000, 64, 4096, 16
-"""The largest number as an argument of a filter or a string method; the largest exponent; the most bits of a product;
-the largest indent."""
+"""The largest number that a filter or a string method accepts; the largest exponent; the most bits of a product; the
+largest indent."""
 
 # Filters that take no time, filters that pass items on, and string methods whose results are not longer than the
 # string.
@@ -65,7 +65,8 @@ _spending = _Spending()
 
 @contextmanager
 def budget(units: int) -> Iterator[None]:
-    """Context in which the renderings of this thread may take at most `units`. BudgetSpent: they take more."""
+    """A context in which the renderings of this thread may take at most `units`. If they take more, BudgetSpent is
+    raised."""
     before, _spending.left = _spending.left, units
     try:
         yield
@@ -88,7 +89,7 @@ class _Generator(CodeGenerator):
         super().blockvisit(body, frame)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Comparisons with a constant are free; other comparisons, and searches, are paid for."""
+        """Make searches, and comparisons in which no operand is a constant, pay from the budget."""
         (op, *more), is_const = node.ops, isinstance(node.expr, nodes.Const)
         is_search = op.op in ("in", "notin")
         if more:
@@ -172,7 +173,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def found(value: Any, place: Any) -> bool:
-        """Compute the operator `in`, and pay for it."""
+        """Pay for the operator `in`, and compute it."""
         _pay_for_search(value, place)
         return value in place
 
@@ -186,7 +187,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, _weighed(argument))
 
     def concatenated(self, values: Sequence[Any]) -> str:
-        """Compute the operator `~`, and pay for it."""
+        """Pay for the operator `~`, and compute it."""
         for value in values:
             _pay_for(value)
         return "".join(map(str, values))
@@ -257,7 +258,7 @@ def _length(value: Any) -> int:
 
 
 def _weighed(value: Any) -> Any:
-    """Pay for a value that is compared or looked up, which takes time for all that is in it. Returns the value."""
+    """Pay for a value that is compared or looked up, which takes time for each item in the value. Returns the value."""
     if isinstance(value, list | tuple | dict):
         _pay_for(value)
     else:
@@ -274,14 +275,14 @@ def _pay_for_search(value: Any, place: Any) -> None:
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
-    """Pay for items that are looked at one by one. Returns them."""
+    """Yield the values, and pay for each."""
     for value in values:
         pay(ITEM)
         yield value
 
 
 def _pay_for(value: Any) -> None:
-    """Pay for the text of a value, with all that is in it."""
+    """Pay for converting a value, with all items in it, to text."""
     left = [value]
     while left:
         one = left.pop()
@@ -297,7 +298,7 @@ def _pay_for(value: Any) -> None:
 
 
 def _paid(value: Any) -> Any:
-    """Pay for a value that the template writes. Returns it."""
+    """Pay for a value that the template writes. Returns the value."""
     if type(value) is str:
         _spending.left -= len(value)  # checked at the next block; a template can write only a limited amount until then
     else:
@@ -315,7 +316,8 @@ def _check_format(text: str, values: Any) -> None:
 
 
 def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Pay for a method of a text, or for a filter of the same name, before it is called. Returns its arguments."""
+    """Pay for the call of a string method, or of the filter of the same name, before the call. Returns the arguments
+    for the call."""
     numbers = [one for one in (*args, *kwargs.values()) if isinstance(one, int)]
     if any(abs(one) > MAX_NUMBER for one in numbers):
         raise BudgetSpent(f"{name} has an argument larger than {MAX_NUMBER}")
@@ -337,7 +339,7 @@ def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter of Jinja so that its cost is paid from the budget."""
+    """Wrap a filter of Jinja so that each call is paid from the budget."""
     is_free = name in _FREE
     at = 1 if hasattr(function, "jinja_pass_arg") else 0  # the value follows a context or an environment
 
@@ -372,7 +374,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _limited_test(name: str, function: Any) -> Callable[[Any, Any], Any]:
-    """Wrap a test of Jinja that compares values, so that its cost is paid from the budget."""
+    """Wrap a test of Jinja that compares values, so that each call is paid from the budget."""
 
     @functools.wraps(function)
     def limited(value: Any, other: Any) -> Any:

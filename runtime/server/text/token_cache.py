@@ -1,4 +1,4 @@
-"""A cache of tokenised text, so that text which many prompts share is tokenised only once.
+"""A cache of tokenised text: text that many prompts share is tokenised only once.
 
 A piece is the text between two control tokens, such as a system prompt, the text between two gens, or a constant turn
 of a template. A known piece costs one lookup. If only the beginning of a piece is known (because a template's constant
@@ -37,7 +37,8 @@ STEP = 2048
 
 
 class CachedIds(NamedTuple):
-    """The ids of text[:at]: a whole piece, or the beginning of pieces up to the end of a word."""
+    """The ids of the first `at` characters of a text: a whole piece, or a beginning of pieces, which ends with a
+    word."""
 
     ids: array[int]
     at: int
@@ -46,8 +47,8 @@ class CachedIds(NamedTuple):
 class TokenCache:
     """Caches the ids of pieces of text. encode: encodes a text; with `offsets` as in Encoder.encode. Thread-safe.
 
-    Only for tokenizers that split text into words and encode each word by itself, so that the ids of the words before a
-    space do not depend on the text after it. If a whole piece is one word, no beginning of it is cached.
+    This works only for tokenizers that split text into words and encode each word by itself, so that the ids of the
+    words before a space do not depend on the text after it. If a whole piece is one word, no beginning of it is cached.
     """
 
     def __init__(self, encode: Callable[..., EncodedText]) -> None:
@@ -56,11 +57,11 @@ class TokenCache:
         self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_BYTES)
 
     def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"", grows: bool = False) -> list[int]:
-        """The ids of a piece. borders: where the piece's parts end, in order; other pieces may begin with the same
-        parts. grows: other pieces may begin with any part of the piece, as a prompt that is sent again with more text
-        does.
+        """The ids of a piece. borders: the indices at which the piece's parts end, in order; other pieces may begin
+        with the same parts. grows: whether other pieces may begin with any part of the piece, as when a prompt is sent
+        again with more text.
 
-        owner: only texts of the same owner are used from the cache.
+        owner: the cache is searched only for texts of this owner.
         """
         if not text:
             return []
@@ -96,7 +97,7 @@ class TokenCache:
         self._cache.drop(lambda key: key[0] == owner)
 
     def _beginning(self, text: str, limit: int, encoding: EncodedText) -> CachedIds | None:
-        """The ids of the text up to the last single space before `limit`, if the words after it are encoded
+        """The ids of the text up to the last single space before `limit`, if the words after that space are encoded
         independently; else None."""
         offsets, words = encoding.offsets, encoding.word_ids
         k = bisect_right(offsets, limit, key=lambda offset: offset[0]) - 1

@@ -30,14 +30,14 @@ from banyan.runtime.server.text.encoder import EncodedText, Encoder, EncoderProc
 from banyan.runtime.server.text.token_cache import TokenCache
 
 STOP = 1024
-"""The cost of finding the tokens that contain a stop string, in units of encoding one character."""
+"""The cost of finding the tokens that contain a stop string; the unit is the cost of encoding one character."""
 
 STOP_IDS = 4 << 20
 """Most bytes of all cached `stop_ids`."""
 
 
 class TextSpan(NamedTuple):
-    """Text to encode. meant: whether control tokens in it are encoded as such."""
+    """Text to encode. meant: whether control tokens in the text are encoded as control tokens."""
 
     text: str
     meant: bool = False
@@ -53,7 +53,7 @@ class _TokenizerJson(msgspec.Struct):
 
 
 class Files(msgspec.Struct, frozen=True):
-    """The text-related files of a model directory, except tokenizer.json. A missing file is {}."""
+    """The text-related files of a model directory, except tokenizer.json. The content of a missing file is {}."""
 
     config: dict[str, Any]
     generation: dict[str, Any]
@@ -62,7 +62,7 @@ class Files(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, directory: Path) -> Files:
-        """BadModel: a file cannot be read, or the chat template is not text."""
+        """Read the files of a model directory. BadModel: a file cannot be read, or the chat template is not text."""
         tokenizer = _json(directory / "tokenizer_config.json")
         tokenizer = _json(directory / "special_tokens_map.json") | tokenizer
         template: Any = tokenizer.get("chat_template")
@@ -83,7 +83,7 @@ class Files(msgspec.Struct, frozen=True):
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """bos_token, eos_token ... -> their text, for chat templates."""
+        """Name of a special token (bos_token, eos_token ...) -> its text, for chat templates."""
         found = {}
         for name, value in self.tokenizer.items():
             text = value.get("content") if isinstance(value, dict) else value
@@ -119,7 +119,7 @@ class Tokenizer:
     spelling    bytes of each id; a special token is spelled as its name, an unused id is empty
     special     ids that generated text does not show
     eos_ids     ids that end an output
-    blank       the ids that stand for an empty prompt
+    blank       the ids that an empty prompt gets
     longest     bytes of the longest spelling
     is_local    whether texts are encoded in this process, and not in one that can be killed
     """
@@ -153,8 +153,8 @@ class Tokenizer:
 
     def encode(self, spans: Iterable[TextSpan], at_start: bool = False, owner: bytes = b"") -> list[int]:
         """The ids of the joined text of the spans. at_start: the text starts a prompt, so the ids that the tokenizer
-        puts before every text (a begin-of-text id) come first, unless the text spells them itself. owner: the tenant's
-        namespace; cached texts are not shared between owners."""
+        puts before every text (a begin-of-text id) come first, unless the text begins with their text as control
+        tokens. owner: the tenant's namespace; cached texts are not shared between owners."""
         parts = [span for span in spans if span.text]
         text, spans = "".join(span.text for span in parts), merge(parts)
         spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
@@ -200,7 +200,7 @@ class Tokenizer:
         return self._marks.find(text)
 
     def vocabulary(self) -> wire.SetVocabulary:
-        """The vocabulary for guides."""
+        """The message that tells an engine the vocabulary, for guides."""
         return wire.SetVocabulary(
             text=b"".join(self.spelling),
             ends=array("i", accumulate(map(len, self.spelling))).tobytes(),
@@ -244,7 +244,7 @@ class Tokenizer:
             self._cache.forget(owner)
 
     def set_context(self, n_tokens: int) -> None:
-        """Set the model's context length. A text with more tokens raises PromptTooLong."""
+        """Set the model's context length. Encoding a text with more tokens then raises PromptTooLong."""
         self._encoder.max_ids = n_tokens
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class Tokenizer:
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _raw(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
-        """The library's encoding of a text; see Encoder.encode. BadProgram: it fails or takes too long."""
+        """Encode a text by the library; see Encoder.encode. BadProgram: the encoding fails or takes too long."""
         try:
             return self._encoder.encode(text, special, offsets)
         except PromptTooLong:
@@ -270,8 +270,8 @@ class Tokenizer:
         return self._raw(anchor + text).ids[len(ids) :]
 
     def _encode_data(self, text: str, at_start: bool) -> list[int]:
-        """Encode text as data: a control token in it is split after its first character, so that it is not
-        recognised."""
+        """Encode text as data: each control token in it is split after its first character, so that the library does
+        not recognise the token."""
         cuts: Sequence[int] = [start + 1 for start, *_ in self.controls(text)]
         if not cuts:
             ids = self._encode(text, at_start)
@@ -282,8 +282,8 @@ class Tokenizer:
         return [i for k, piece in enumerate(pieces) for i in self._encode_data(piece, at_start and not k)]
 
     def _meant(self, text: str, spans: Sequence[TextSpan]) -> tuple[list[tuple[int, int, int]], bool]:
-        """Returns (start, end, id) of each control token in spans with `meant`, and whether the text has no other
-        control tokens."""
+        """Returns (start, end, id) of each control token in spans with `meant`, and whether these are all control
+        tokens of the text."""
         ends = list(accumulate(len(span.text) for span in spans))
         found = list(self.controls(text))
         kinds = [(bisect_right(ends, start), end) for start, end, _ in found]
@@ -300,8 +300,8 @@ class Tokenizer:
         return []
 
     def _find_anchor(self) -> tuple[str, list[int]] | None:
-        """A string to put before a text inside a prompt, and its ids; None unless the tokenizer adds a space before
-        every text."""
+        """If the tokenizer adds a space before every text: a string to put before each text inside a prompt, and the
+        ids of the string. Else None."""
         if self.text_of(self._raw("a").ids) == "a":
             return None
         for anchor in ("\n", "\0", "."):
@@ -326,7 +326,7 @@ class Tokenizer:
 class Marks:
     """Finds control tokens in text, in one pass for any number of them. ids: text of a control token -> its id.
 
-    At each position the longest token is taken.
+    If several control tokens begin at one position, the longest is found.
     """
 
     def __init__(self, ids: dict[str, int]) -> None:
@@ -368,7 +368,7 @@ def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
 
 
 def _load(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
-    """Load the tokenizer, and the parsed parts of tokenizer.json."""
+    """Load the tokenizer of a model directory. Returns it with the parsed parts of tokenizer.json."""
     file = directory / "tokenizer.json"
     try:
         data = read_bytes(file)
@@ -385,7 +385,7 @@ def _load(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
 
 
 def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
-    """Load a tokenizer in another format than tokenizer.json, through transformers, which is slow to import."""
+    """Load a tokenizer whose format is not tokenizer.json. This takes transformers, which is slow to import."""
     from transformers import AutoTokenizer
 
     try:

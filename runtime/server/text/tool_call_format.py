@@ -1,7 +1,7 @@
 """The format in which a model writes tool calls. It is detected from the chat template and used to parse outputs.
 
-The template renders a conversation in which the assistant makes a call. The format of that call must be one of these,
-and parsing the rendered text must return the same call.
+The template renders a conversation in which the assistant makes a call. The rendered call must have one of the
+following formats, and parsing the rendered text must return the same call.
 
     <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>   a mark before each call in JSON (Hermes, Qwen)
     {"name": "f", "parameters": {"x": 1}}                         the whole turn is JSON (Llama 3)
@@ -29,20 +29,21 @@ _decode = json.JSONDecoder(strict=False).raw_decode
 _BETWEEN = re.compile(r"[\s,;]*")
 _END = "</think>"
 _ARGUMENTS = ("arguments", "parameters")
-"""The keys of arguments that are accepted in any format: models also write that of another format."""
+"""The keys of arguments that are accepted in any format, because models also write the key of another format."""
 N_CALLS = 32
-"""Most calls of one turn. Further calls are answered with an error."""
+"""The most calls of one turn. Further calls are answered with an error."""
 ANY = {"type": "object"}
 Scope = Literal["must", "may", "repeat", "at_once"]
 
 
 class Form(NamedTuple):
-    """A format of tool calls. mark: text before a call; "" if the whole turn is the call. name, arguments: keys of the
-    JSON; name None: the name is text before `split`, and the JSON is the arguments. close: text after a call.
+    """A format of tool calls. mark: the text before a call; "" if the whole turn is the call. name, arguments: the keys
+    of the call's JSON; name None: the tool's name is the text before `split`, and the JSON holds only the arguments.
+    close: the text after a call.
 
-    is_list: the template writes calls as a list. A single call is accepted too.
-    is_hidden: mark or split is a control token, which is not part of the text.
-    is_plain: a turn with calls renders like a turn with the same text. If not, the calls are passed to the template.
+    is_list: whether the template writes calls as a list. A single call is accepted too.
+    is_hidden: whether mark or split is a control token, which is not part of an output's text.
+    is_plain: whether a turn with calls renders like a turn with the same text. If not, the template gets the calls.
     """
 
     mark: str
@@ -58,10 +59,11 @@ class Form(NamedTuple):
     def read(
         self, shown: str, spelled: str, n_before: int = 0, names: Sequence[str] = (), is_separated: bool = False
     ) -> tuple[WireToolCall, ...]:
-        """The calls of an assistant turn, in order.
+        """The calls of an assistant turn, in order. A call that cannot be read has an `error`.
 
-        shown: its text. spelled: its text with control tokens. n_before: earlier calls in the conversation, for ids.
-        names: the names of the tools. is_separated: the text has no reasoning any more.
+        shown: the text of the turn. spelled: this text with control tokens. n_before: how many calls the conversation
+        had before; the ids go on from there. names: the names of the tools. is_separated: whether the reasoning was
+        removed from the text.
         """
         text = self._answer(shown, spelled, is_separated)
         found = self._marked(text) if self.mark else self._bare(text, names)
@@ -98,11 +100,11 @@ class Form(NamedTuple):
     def constraint(
         self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat"
     ) -> wire.ConstraintSpec | None:
-        """A constraint that applies from the mark of a call onwards; None if calls do not begin with a mark in the
-        text.
+        """A constraint that applies after the mark of each call; None: masks cannot enforce this format.
 
-        since: the end of the model's reasoning, if it has any. is_strict: arguments must match the tool's parameters;
-        otherwise any object is allowed. scope: as in ConstraintSpec; "at_once": the output begins after the mark.
+        since: the mark that ends the model's reasoning; "": it does not reason. is_strict: whether arguments must match
+        the tool's parameters; otherwise any object is allowed. scope: as in ConstraintSpec; "at_once": the output
+        begins after the mark.
         """
         if self.name is None and (not self.split or self.is_hidden):
             return None
@@ -209,7 +211,7 @@ class Form(NamedTuple):
 
 
 def _renamed(schema: Any, k: int) -> Any:
-    """The schema with its references renamed to the definitions of tool `k`."""
+    """The schema with its `$ref`s changed to the renamed definitions of tool `k`."""
     if isinstance(schema, list):
         return [_renamed(one, k) for one in schema]
     if not isinstance(schema, dict):
@@ -221,7 +223,7 @@ def _renamed(schema: Any, k: int) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a value contains no lone surrogates, which JSON escapes can spell."""
+    """Whether a text contains no lone surrogates. (JSON escapes can spell them.)"""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -250,7 +252,8 @@ def _sample(k: int) -> WireToolCall:
 
 
 def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
-    """The format of a template. ToolError: it does not support tools, or its format is unknown."""
+    """The format of a template's tool calls. ToolError: the template does not support tools, or the format is
+    unknown."""
     if template is None:
         raise ToolError("the model has no chat template, and so no format for tool calls")
     question = ChatMessage("user", "?")
@@ -275,7 +278,7 @@ def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
 
 
 def _form(written: str) -> Form | None:
-    """The format of a rendered call; None if it contains no JSON."""
+    """The format of a rendered call; None if the text contains no JSON."""
     at = written.find(_NAME)
     for start in (k for k, character in enumerate(written[: max(at, 0)]) if character in "[{"):
         try:
@@ -308,7 +311,8 @@ def _reads(form: Form, written: str, n: int) -> bool:
 
 
 def _is_plain(template: ChatTemplate, written: str) -> bool:
-    """Whether a turn whose text is `written` renders like a turn with the call."""
+    """Whether a turn with the text `written`, as the template wrote a call, renders like a turn with that call as
+    data."""
     call = _sample(0)
     conversations = [
         [
