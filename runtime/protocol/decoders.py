@@ -1,7 +1,7 @@
 """The decoders of the server, the engine, its host and the preflight process; wire.py has the decoder of a client.
 
-They are in a separate file because creating them takes 3 ms, and `import banyan` needs none of them. There is one per
-direction, so a message that belongs to another direction does not decode.
+They are in a separate file because creating them takes 3 ms, and `import banyan` needs none of them. There is one
+decoder for each direction, so a message of another direction is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The requests an engine is working on, in shared memory that the server can read after the engine has died.
 
-It has a row for the engine loop, and one for the threads that compile constraints. They write the ids of their requests
-before they start to work on them.
+The memory has a row for the engine loop, and one for the threads that compile constraints. The loop and the threads
+write the ids of requests to their rows before they start to work on these requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class FlightRecord:
     """The shared memory. The server creates it, and the engine opens its file descriptor."""
 
     def __init__(self, fd: int) -> None:
-        """Maps `fd` but does not own it."""
+        """Map the memory of `fd`. The caller must close `fd`."""
         self._map = mmap.mmap(fd, _N_ROWS * _ROW_BYTES)
         self._words = memoryview(self._map).cast("q")
 
@@ -33,14 +33,15 @@ class FlightRecord:
         return fd
 
     def note(self, row: int, rids: Sequence[int]) -> None:
-        """Record that the threads of `row` work on these requests from now on. At most one thread at a time."""
+        """Record that the loop or threads of `row` work on these requests, and no others, from now on. At most one
+        thread may write to a row at a time."""
         words, at, n = self._words, row * (1 + _MAX_IDS), min(len(rids), _MAX_IDS)
         words[at] = 0  # a crash during the next line leaves an empty row, not a half-written one
         words[at + 1 : at + 1 + n] = memoryview(array("q", rids[:n]))
         words[at] = n
 
     def rids(self) -> set[int]:
-        """The requests of all rows."""
+        """The ids of the requests in all rows."""
         found: set[int] = set()
         for at in range(0, _N_ROWS * (1 + _MAX_IDS), 1 + _MAX_IDS):
             found.update(self._words[at + 1 : at + 1 + max(0, min(self._words[at], _MAX_IDS))])

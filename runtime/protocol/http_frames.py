@@ -1,4 +1,5 @@
-"""Messages of the socket as HTTP bodies: each message is preceded by its length, 4 bytes in little-endian order."""
+"""HTTP bodies that carry the messages of the socket: each message follows its length, 4 bytes in little-endian
+order."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ KIND = "application/x-banyan"
 SESSION = "x-banyan-session"
 """The header of the response to POST PATH that holds the session id: further messages go to PATH/SESSION."""
 MAX_BODY = 32 << 20
-"""Most bytes of a request's body that an HTTP server reads."""
+"""The most bytes of a request's body that the HTTP server reads."""
 MAX_MESSAGE = MAX_BODY - 4
 _LENGTH = 4
 
@@ -29,7 +30,7 @@ def pack(messages: Iterable[bytes]) -> bytes:
 
 
 def take(buffer: bytearray) -> list[bytes]:
-    """Remove all whole messages from the front of `buffer`."""
+    """Remove all whole messages from the front of `buffer`, and return them."""
     found: list[bytes] = []
     at = 0
     while (start := at + _LENGTH) <= len(buffer):

@@ -27,10 +27,10 @@ Context = zmq.Context[Socket]
 HEARTBEAT = 1.0
 """Seconds between two Pings."""
 MAX_MISSED = 5
-"""Pings that the server may leave unanswered before the client considers it lost."""
+"""How many Pings in a row the server may leave unanswered before the client considers the server lost."""
 MAX_SILENT = 30
-"""Heartbeats without a message after which the server forgets a client. (The death of a client's process is noticed at
-once.)"""
+"""After this many heartbeats without a message, the server forgets a client. (The server notices the death of a
+client's process immediately.)"""
 
 _RECEIVE_LIMIT = 64  # most unread messages of one client in the server; further ones wait in the client
 _SEND_LIMIT = 100_000  # messages queued for a client that does not read; then it is disconnected
@@ -46,8 +46,8 @@ def address(path: Path) -> str:
 
 
 def private_directory(path: Path) -> None:
-    """Create `path` and its missing parents with mode 0700, or check that `path` has this mode. ConfigError: others can
-    access it, or it cannot be created."""
+    """Create `path` and its missing parents with mode 0700, or check that `path` has this mode. ConfigError: other
+    users can access the directory, or it cannot be created."""
     try:
         for folder in (*reversed(path.parents), path):  # `parents=True` would give the parents the usual mode
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -64,7 +64,8 @@ def private_directory(path: Path) -> None:
 
 
 class Lock:
-    """An flock beside a socket. Its owner may listen there. The kernel releases it when the process ends in any way."""
+    """An flock on a file beside a socket. The process that holds it may listen at the socket. The kernel releases the
+    lock when that process ends in any way."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -85,7 +86,7 @@ def _in_use(path: Path) -> ConfigError:
 
 
 def _probe(path: Path) -> None:
-    """Open and close a plain connection. OSError: why nobody answers."""
+    """Open and close a plain connection to a socket. Raises OSError, which says why, if nobody answers."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as s:
         s.settimeout(5.0)
         s.connect(str(path))
@@ -134,7 +135,8 @@ def dealer(context: Context) -> Socket:
 
 
 def connect(context: Context, path: Path) -> tuple[Socket, Socket]:
-    """A DEALER connected to the server at `path`, and its `watch` socket. ConnectFailed says what to do."""
+    """A DEALER connected to the server at `path`, and its `watch` socket. ConnectFailed: the server cannot be reached;
+    the message says what to do."""
     try:
         _probe(path)
     except FileNotFoundError:
@@ -157,8 +159,9 @@ def connect(context: Context, path: Path) -> tuple[Socket, Socket]:
 
 
 def child_path(path: Path, kind: str) -> Path:
-    """A new path beside the server's socket, for the socket of a child process. kind: "e" engine, "c" preflight. It is
-    random, because a PAIR that a killed server's child reached would accept no other peer (libzmq 4.3)."""
+    """A new path beside the server's socket, for the socket of a child process. kind: "e" engine, "c" preflight. The
+    path is random, because the child of a killed server could connect to a PAIR at the same path, which would then
+    accept no other peer (libzmq 4.3)."""
     return path.with_name(f"{path.name}.{kind}-{secrets.token_hex(3)}")
 
 
@@ -172,14 +175,14 @@ def pair(context: Context, path: Path) -> Socket:
 
 
 def watch(socket: Socket) -> Socket:
-    """A socket that becomes readable when `socket` has connected, and when a connection of it breaks. Call it before
-    connect or bind."""
+    """A socket that becomes readable when `socket` has connected, and when one of its connections breaks. Call this
+    function before connect or bind."""
     return socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
 
 
 def connected(monitor: Socket) -> tuple[int, int]:
-    """(file descriptor, inode) of a DEALER's connection, from the first event of its `watch` socket. (-1, 0): it broke
-    already."""
+    """(file descriptor, inode) of a DEALER's connection, from the first event of its `watch` socket. (-1, 0): the
+    connection has broken already."""
     number = _EVENT.unpack(monitor.recv_multipart()[0])[1]
     try:
         return number, os.fstat(number).st_ino
@@ -189,7 +192,7 @@ def connected(monitor: Socket) -> tuple[int, int]:
 
 def close_in_fork(connection: tuple[int, int]) -> None:
     """Close a forked child's copy of `connected`: the server sees the end of the parent once all copies are closed. The
-    inode tells whether the number stands for another file now."""
+    inode shows whether the file descriptor belongs to another file by now."""
     number, inode = connection
     with contextlib.suppress(OSError):
         if os.fstat(number).st_ino == inode:
@@ -197,7 +200,7 @@ def close_in_fork(connection: tuple[int, int]) -> None:
 
 
 def drain(monitor: Socket) -> bool:
-    """Read all events of a `watch` socket. Returns whether there was one."""
+    """Read all events of a `watch` socket. Returns whether there was an event."""
     seen = False
     with contextlib.suppress(zmq.Again):
         while True:

@@ -1,8 +1,8 @@
-"""The limits of one message: how long each string and each list in it may be. They are the same for all servers. (The
-limits of marks, images, pixels and characters to read are checked after decoding.)
+"""The limits of one message: how long each string and each list in it may be. These limits are the same for all
+servers. (The limits of marks, images, pixels and characters to read are checked after decoding.)
 
 A decoder checks a list's length before it reads the items, so a list that is too long costs no time. The limits that a
-server can set are in `config`: bytes of a message, and what a client may have on the server at a time.
+server can set are in `config`: the bytes of a message, and how much a client may have on the server at a time.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MAX_PRIORITY = 100
-"""Priorities of programs and gens lie in -MAX_PRIORITY .. MAX_PRIORITY."""
+"""The priorities of programs and gens are from -MAX_PRIORITY to MAX_PRIORITY."""
 
 MAX_NUMBER = 2**63 - 1
 MAX_COUNT = 2**31 - 1
-"""The engine works with 32-bit integers."""
+"""The largest count: the engine works with 32-bit integers."""
 MAX_OPS = 1 << 15
-"""The headers of this many ops take 1.5 to 3.5 ms to decode (one core of an AMD EPYC)."""
+"""The most ops of a message or a template. Their headers take 1.5 to 3.5 ms to decode (one core of an AMD EPYC)."""
 MAX_PARTS = 4096
 MAX_IDS = 1 << 13
 MAX_ITEMS = 1 << 15
-"""This many texts take 1.5 to 2 ms to decode."""
+"""The most items of a list such as choices or arguments. This many texts take 1.5 to 2 ms to decode."""
 MAX_READ = 1 << 23
-"""A text of this many characters takes 1 to 5 ms to send."""
+"""The most characters of a state that is read. A text of this length takes 1 to 5 ms to send."""
 MAX_NAME = 256
 MAX_LINE = 512
 MAX_ROLE = 64
@@ -38,9 +38,9 @@ MAX_RESULTS = 1024
 MAX_NODES = 1 << 16
 MAX_IMAGES = 1 << 10
 MAX_PIXELS = 1 << 25
-"""An RGB image of this size takes 100 MiB."""
+"""The most pixels of an image. An RGB image of this size takes 100 MiB."""
 MAX_MARKS = 1 << 13
-"""A fork copies the marks of its state: 8,192 take 1 ms."""
+"""The most marks of a state. A fork copies the marks of its state, which takes 1 ms for 8,192 marks."""
 
 
 class MessageLimit(NamedTuple):

@@ -13,7 +13,8 @@ from banyan.runtime.protocol.limits import MAX_NUMBER
 
 
 class ValueSource(NamedTuple):
-    """The op that makes a value: its ref, the name of the gen and its source line, for errors."""
+    """The op that makes a value. ref: the number of the value. name, line: the gen's name and source line, for
+    errors."""
 
     ref: int
     name: str = ""
@@ -21,9 +22,9 @@ class ValueSource(NamedTuple):
 
 
 class ProgramTemplate:
-    """The ops of one Define. n_args: how many arguments a Use must give. n_children, n_refs, n_marks: how many states,
-    values and marks it numbers. places: the sources of its values. n_draws: number of gens and selects without a
-    seed."""
+    """The ops of one Define. n_args: how many arguments a Use must give. n_children, n_refs, n_marks: how many states
+    (besides state 0), values and marks the ops number. places: the sources of the values. n_draws: the number of gens
+    and selects without a seed."""
 
     def __init__(self, ops: Iterable[wire.TemplateOp] = ()) -> None:
         self.ops: list[wire.TemplateOp] = []
@@ -33,7 +34,7 @@ class ProgramTemplate:
             self.add(op)
 
     def add(self, op: wire.TemplateOp) -> None:
-        """Add the next op."""
+        """Add an op at the end."""
         args, states, refs, marks = list[int](), [op.state], list[int](), list[int]()
         match op:
             case wire.Append(parts=parts):
@@ -84,19 +85,19 @@ class ProgramTemplate:
 
 
 def is_unseeded(op: wire.TemplateOp) -> bool:
-    """Whether `op` draws and leaves the choice of the seed to the server."""
+    """Whether `op` is a Gen or a Select without a seed, so that the server chooses the seed."""
     return (op.sampling.seed if isinstance(op, wire.Gen) else op.seed if isinstance(op, wire.Select) else 0) is None
 
 
 def seeded(op: wire.TemplateOp, seed: int) -> wire.TemplateOp:
-    """`op`, a Gen or a Select, with a seed."""
+    """Copy `op`, a Gen or a Select, with the seed `seed`."""
     if isinstance(op, wire.Gen):
         return replace(op, sampling=replace(op.sampling, seed=seed))
     return replace(op, seed=seed)
 
 
 def _renumber(op: wire.TemplateOp, use: wire.Use) -> wire.TemplateOp:
-    """`op` with the states, refs and marks of the program that uses the template."""
+    """Copy `op` with the numbers of states, refs and marks that `use` gives."""
 
     def renumbered(state: int) -> int:
         return use.child + state - 1 if state else use.state

@@ -1,4 +1,4 @@
-"""How reasoning models mark their reasoning, by the names that SGLang gives to their formats."""
+"""The marks with which reasoning models enclose their reasoning, by SGLang's names of the formats."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ REASONING_FORMATS: Final[dict[str, Reasoning]] = {
 
 
 def format_in(template: str) -> Reasoning | None:
-    """The format whose marks occur in the source of a chat template; None: the model does not reason."""
+    """The format whose marks occur in the source of a chat template; None: there is none, so the model does not
+    reason."""
     found = (m for m in REASONING_FORMATS.values() if m.start in template and _is_end_in(m.end, template))
     if (marks := next(found, None)) is None:
         return None
@@ -58,6 +59,6 @@ def format_in(template: str) -> Reasoning | None:
 
 
 def _is_end_in(end: str, template: str) -> bool:
-    """Whether an end mark occurs in a template. One that reaches into the next message is matched by its parts: the
-    template writes the two messages in different places."""
+    """Whether an end mark occurs in a template. If the mark reaches into the next message, its parts are searched for
+    separately, because the template writes the two messages in different places."""
     return all(part in template for part in re.split(r"(<\|\w+\|>)", end))

@@ -1,5 +1,5 @@
-"""Checks the names of roles, and of tools in a conversation. A chat template writes them beside its control tokens, so
-they must be short, and must not be able to spell a control token."""
+"""Checks the names of roles, and of tools in a conversation. A chat template writes the names beside its control
+tokens, so a name must be short, and must not be able to spell a control token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLE = re.compile(r"[A-Za-z0-9_ .-]{1,64}")
 
 
 def check_role(name: object) -> None:
-    """Check the name of a role. BadProgram: it is not valid."""
+    """Check the name of a role. BadProgram: the name is not valid."""
     if not isinstance(name, str) or len(name) > 64 or not _is_role(name):
         raise BadProgram(
             "a role must be a name of 1 to 64 letters, digits, spaces and `_.-`, such as 'tool', not "
@@ -33,7 +33,7 @@ def _is_role(name: str) -> bool:
 
 
 def check_calls(calls: Iterable[WireToolCall]) -> None:
-    """Check the calls of an earlier turn. BadProgram: a call has an invalid id or name."""
+    """Check the tool calls of an earlier turn. BadProgram: a call has an invalid id or name."""
     for call in calls:
         if not _ID.fullmatch(call.id):
             raise BadProgram(f"the id of a call must have nine digits, but it is {call.id[:80]!r}")
@@ -42,7 +42,7 @@ def check_calls(calls: Iterable[WireToolCall]) -> None:
 
 
 def read_arguments(call: WireToolCall) -> dict[str, Any]:
-    """The arguments of a call of an earlier turn. BadProgram: they are not a JSON object."""
+    """The arguments of a tool call in an earlier turn. BadProgram: they are not a JSON object."""
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):

@@ -2,7 +2,7 @@
 
 The server has a key pair (`banyan keys DIR`), whose public key its peers must know. Clients are identified by the
 access token that they send encrypted, and engine hosts by their own key pairs, whose public keys the server knows. In
-all other respects the sockets are as in ipc.py.
+all other respects, the sockets are like those of ipc.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _TIMEOUT_MS = 5000  # a connection without a heartbeat for this time is closed
 
 
 def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:
-    """Write a public and a secret key into a directory of mode 0700. ConfigError: it contains keys of this name."""
+    """Write a public and a secret key into a directory of mode 0700. Returns the two paths. ConfigError: the directory
+    already contains keys of this name."""
     if not re.fullmatch(r"[\w.-]{1,64}", name):
         raise ConfigError(f"a name must have 1 to 64 letters, digits and ._-, but it is {name[:200]!r}")
     ipc.private_directory(folder)
@@ -45,8 +46,8 @@ def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:
 
 
 def read_keys(path: Path) -> tuple[bytes, bytes]:
-    """(public, secret) of a server or an engine host, from the file with the secret key. ConfigError: it cannot be
-    read, or other users may read it."""
+    """(public, secret) of a server or an engine host, from the file with the secret key. ConfigError: the file cannot
+    be read, or other users may read it."""
     read_private(path, "curve_key")
     try:
         public, secret = zmq.auth.load_certificate(path)
@@ -60,7 +61,8 @@ def read_keys(path: Path) -> tuple[bytes, bytes]:
 
 
 def public_key(text: str) -> bytes:
-    """A server's public key, given as 40 characters or as the file that contains it. ConfigError: it is neither."""
+    """A server's public key. text: the key itself, 40 characters, or the path of a file that contains it. ConfigError:
+    `text` is neither."""
     if len(text) == _KEY_LENGTH and not Path(text).exists():
         return text.encode("ascii", "replace")
     try:
@@ -73,7 +75,8 @@ def public_key(text: str) -> bytes:
 
 
 def known_keys(path: Path) -> dict[bytes, str]:
-    """Public key -> name, from a file with a line NAME KEY for each engine host. ConfigError: it cannot be read."""
+    """Public key -> name, from a file with a line NAME KEY for each engine host. ConfigError: the file cannot be
+    read."""
     lines = [words for _, words in token_lines(read_text(path, "engine_keys"))]
     if bad := next((words for words in lines if len(words) != 2 or len(words[1]) != _KEY_LENGTH), None):
         raise ConfigError(
@@ -83,7 +86,8 @@ def known_keys(path: Path) -> dict[bytes, str]:
 
 
 def listen(context: ipc.Context, address: str, keys: Path, max_message: int, option: str = "bind") -> ipc.Socket:
-    """A ROUTER bound to tcp://HOST:PORT that accepts encrypted connections only. ConfigError: it cannot listen."""
+    """A ROUTER bound to tcp://HOST:PORT that accepts encrypted connections only. ConfigError: the server cannot listen
+    there."""
     public, secret = read_keys(keys)
     router = ipc.router(context, max_message)
     router.curve_publickey, router.curve_secretkey, router.curve_server = public, secret, True
@@ -96,7 +100,7 @@ def listen(context: ipc.Context, address: str, keys: Path, max_message: int, opt
 
 
 def connect(context: ipc.Context, address: str, server_key: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
-    """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid."""
+    """Like `ipc.connect`, for tcp://HOST:PORT. ConnectFailed is also raised if the key is missing or invalid."""
     _key_of(address, server_key)
     try:
         sockets.create_connection(tcp(address), timeout).close()
@@ -108,8 +112,8 @@ def connect(context: ipc.Context, address: str, server_key: str, timeout: float)
 def open_connection(
     context: ipc.Context, address: str, server_key: str, keys: tuple[bytes, bytes] | None = None, events: int = 0
 ) -> tuple[ipc.Socket, ipc.Socket]:
-    """Like `connect`, but does not wait: libzmq connects as soon as somebody listens. keys: (public, secret) of the
-    peer, if the server identifies peers by their keys. events: the libzmq events that the second socket reports, in
+    """Like `connect`, but does not wait: libzmq connects as soon as somebody listens. keys: (public, secret) of this
+    process, if the server identifies peers by their keys. events: the libzmq events that the second socket reports, in
     place of those of `watch`."""
     key = _key_of(address, server_key)
     dealer = ipc.dealer(context)
@@ -126,7 +130,8 @@ def open_connection(
 
 
 def _key_of(address: str, server_key: str) -> bytes:
-    """The public key of the server at an address. ConnectFailed: it is missing, or one of the two is invalid."""
+    """The public key of the server at an address. ConnectFailed: the key is missing or invalid, or the address is
+    invalid."""
     try:
         tcp(address)
         if not server_key:
@@ -139,7 +144,7 @@ def _key_of(address: str, server_key: str) -> bytes:
 
 
 def own_address(address: str) -> str:
-    """The address of this machine on the network through which it reaches tcp://HOST:PORT. Sends nothing."""
+    """The address of this machine on the network through which it reaches tcp://HOST:PORT. No packet is sent."""
     family, _, _, _, to = sockets.getaddrinfo(*tcp(address), type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, sockets.SOCK_DGRAM) as socket:
         socket.connect(to)

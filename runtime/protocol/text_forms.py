@@ -1,4 +1,5 @@
-"""Regexes of values written as text, for client and server: JSON Schema's formats and the types of gens.
+"""The regexes of values that are written as text, for client and server: JSON Schema's formats, and the output types of
+gens.
 
 They match whole texts, and contain no anchors.
 """
@@ -32,8 +33,8 @@ def date_time(has_zone: bool | None) -> str:
 _HOURS, _MINUTES, _SECONDS = "[0-9]{1,6}H", "[0-9]{1,6}M", "[0-9]{1,6}(?:\\.[0-9]{1,6})?S"
 _CLOCK = f"T(?:{_HOURS}(?:{_MINUTES})?(?:{_SECONDS})?|{_MINUTES}(?:{_SECONDS})?|{_SECONDS})"
 DURATION = f"-?P(?:[0-9]{{1,6}}D(?:{_CLOCK})?|{_CLOCK})"
-"""Days, hours, minutes and seconds. ISO 8601 also has years and months, which have no fixed length, and weeks, which
-not all libraries read."""
+"""A duration in days, hours, minutes and seconds. ISO 8601 also has years and months, whose length varies, and weeks,
+which not all libraries read."""
 
 _NUMBER = "(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?"
 COMPLEX = f"-?{_NUMBER}(?:[+-]{_NUMBER}j|j)?"
@@ -88,7 +89,7 @@ FORMATS = {
     **dict.fromkeys(("ipv4interface", "ipv4network"), f"{_IPV4}(?:/(?:[12]?[0-9]|3[0-2]))?"),
     **{f"uuid{n}": _uuid(str(n)) for n in range(1, 9)},
 }
-"""Formats by which pydantic and msgspec mark strings, where they differ from JSON Schema's or are unknown to it."""
+"""Formats that pydantic and msgspec give to strings, if JSON Schema defines them differently or not at all."""
 
 _H = "[0-9A-Fa-f]"
 _GROUP = f"{_H}{{1,4}}"
@@ -127,8 +128,8 @@ ENFORCED_FORMATS = {
     "uri": _URI,
     "uuid": f"{_H}{{8}}(?:-{_H}{{4}}){{3}}-{_H}{{12}}",
 }
-"""Formats of JSON Schema that are enforced, by masks and by the check of a finished value. All others only annotate,
-as the standard says."""
+"""Formats of JSON Schema that are enforced, by masks and by the check of a finished value. All other formats are
+annotations only, as the standard says."""
 ANNOTATING_FORMATS = frozenset((
     *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
     *("uri-reference", "uri-template"),  # the formats of the standard; then those of OpenAPI's registry
@@ -136,16 +137,17 @@ ANNOTATING_FORMATS = frozenset((
     *("html", "http-date", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "media-range"),
     *("password", "sf-binary", "sf-boolean", "sf-decimal", "sf-integer", "sf-string", "sf-token"),
 ))  # fmt: skip
-"""Formats that are known to annotate only."""
+"""Formats of JSON Schema that are known to be annotations only."""
 
 LOOKS_AROUND = r"\(\?<?[=!]|\\[bB1-9]"
-"""Matches inside a pattern that masks cannot enforce, because it has look-around, word boundaries or back-references.
-The server does not enforce such patterns of a checked schema; the client checks them."""
+"""A regex that finds a construct that masks cannot enforce in a pattern: look-around, a word boundary or a
+back-reference. The server does not enforce patterns with such constructs if the client checks the schema (see
+ConstraintSpec.is_checked)."""
 
 
 def with_classes(pattern: str, classes: dict[str, dict[str, str]]) -> str:
-    """The pattern with replacements for character classes such as \\d. classes: the place of a class ("": outside of
-    brackets; "[" or "[^": inside such a bracket) -> class -> replacement."""
+    """The pattern with its character classes, such as \\d, replaced. classes: where a class stands ("": outside of
+    brackets; "[" or "[^": inside brackets that begin so) -> class -> replacement."""
     around, out = "", list[str]()
     for part in re.findall(r"\\.|\[\^?\]?|.", pattern, re.DOTALL):
         if around and part == "]":

@@ -84,7 +84,8 @@ class Raw(Wire, frozen=True):
 
 
 class Ref(Wire, frozen=True):
-    """The text of value `ref`, inserted once it is known. It is data: control tokens in it are not encoded as such."""
+    """The text of value `ref`, inserted once the value is known. The text is data: control tokens in it are not encoded
+    as such."""
 
     ref: Number
 
@@ -148,14 +149,14 @@ class ConstraintSpec(Wire, frozen=True):
     context-free grammar in llguidance's Lark dialect, or a JSON list of strings. style: the whitespace in JSON: as in
     {"a": 1, "b": 2}, as in {"a":1,"b":2}, either of these throughout a value, or any. after: trigger strings. The
     output is free text until it contains one of them, as text or as a special token; then the constraint applies. ():
-    from the first token. scope: with triggers, whether the output must contain a constrained value ("must"), may
-    contain one ("may"), or any number with free text in between ("repeat"). since: the triggers have no effect before
-    this string, which ends the model's reasoning. end: text that is forced directly after each value, such as
-    "\\n</tool_call>". engine: the library that compiles it. "": llguidance, or the server's default for the kind.
-    outlines_core compiles regexes and choices without triggers; llguidance compiles those that are too complex for
-    outlines_core. order: the order of a JSON Schema's optional properties: as the schema lists them, or any order after
-    the required ones. is_checked: the client validates the value against the JSON Schema. Then keywords that cannot be
-    enforced while the value is generated are left out, and not refused.
+    the constraint applies from the first token. scope: with triggers, whether the output must contain a constrained
+    value ("must"), may contain one ("may"), or any number with free text in between ("repeat"). since: the triggers
+    have no effect before this string, which ends the model's reasoning. end: text that is forced directly after each
+    value, such as "\\n</tool_call>". engine: the library that compiles the constraint. "": llguidance, or the server's
+    default for the kind. outlines_core compiles regexes and choices without triggers; llguidance compiles those that
+    are too complex for outlines_core. order: the order of a JSON Schema's optional properties: as the schema lists
+    them, or any order after the required ones. is_checked: the client validates the value against the JSON Schema. Then
+    keywords that cannot be enforced while the value is generated are left out, and not refused.
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
@@ -206,7 +207,7 @@ class Sampling(Wire, frozen=True, cache_hash=True):
 
 class Tools(Wire, frozen=True):
     """Tools that a gen may call. specs: one JSON document each, {"type": "function", "function": {name, description,
-    parameters}}. max_rounds: turns with calls before the model must answer."""
+    parameters}}. max_rounds: the most turns with calls; after them, the model must answer."""
 
     specs: ToolSpecs
     max_rounds: Int32 = 4
@@ -215,11 +216,11 @@ class Tools(Wire, frozen=True):
     Sample.calls; Sample.text is the text before them. An invalid call counts as text. A constraint of the gen applies
     only if the model calls no tool: then the output is generated a second time."""
     must_call: bool = False
-    """With ends_turn: apart from reasoning, the output is nothing but a call."""
+    """With ends_turn: apart from reasoning, the output must be a call and nothing else."""
     only: Name = ""
     """The only tool that may be called; "": all of them. The model reads the specs of all tools in any case."""
     one_call: bool = False
-    """A turn has at most one call."""
+    """A turn must have at most one call."""
 
 
 class Reasoning(Wire, frozen=True):
@@ -265,13 +266,14 @@ class Gen(Wire, frozen=True):
     """> 0: the client validates each output. The server sends Called (without calls); Results with an empty text accept
     it, any other text is an error message for the model, which tries again. Only the last output enters the state."""
     timeout: float = 0.0
-    """Seconds after which the gen fails, counted from when its state reaches it; 0: no limit."""
+    """Seconds after which the gen fails, counted from when its state reaches the gen; 0: no limit."""
     budget: Number = 0
     """Tokens, over all samples and turns, after which the gen fails; 0: no limit."""
     priority: Int32 | None = None
     """Overrides the program's priority; see ProgramLimits."""
     deadline: float = 0.0
-    """Overrides the program's deadline, in seconds from when its state reaches it; 0: the program's."""
+    """Overrides the program's deadline, in seconds from when its state reaches the gen; 0: the program's deadline
+    applies."""
     adapter: Name = ""
     """Name of the LoRA adapter to use; "": none. Different adapters never share KV."""
     chat_template_kwargs: TemplateKwargs = ""
@@ -298,7 +300,7 @@ class Select(Wire, frozen=True):
     timeout: float = 0.0
     adapter: Name = ""
     client_decides: bool = False
-    """The server sends the scores in a Called; the one text of the Results is the choice."""
+    """The server sends the scores in a Called; the client answers with Results, whose one text is its choice."""
     chat_template_kwargs: TemplateKwargs = ""
 
 
@@ -310,8 +312,8 @@ class Fork(Wire, frozen=True):
 
 
 class Join(Wire, frozen=True):
-    """Append to `state`, in order, the text that each child has got since its fork. adopt: instead, `state` becomes
-    equal to its only child, including the tokens, but keeps the marks that it made since the fork."""
+    """Append to `state`, in order, the text that each child has got since its fork. adopt: instead of that, `state`
+    becomes equal to its only child, including the tokens, but keeps the marks that it made since the fork."""
 
     state: Number
     children: Numbers
@@ -336,16 +338,17 @@ class Read(Wire, frozen=True):
 
 
 class Drop(Wire, frozen=True):
-    """The state is not used again: stop what runs in it and evict its KV first. tree: also drop all its descendants."""
+    """The state is not used again: stop its requests, and evict its KV before other KV. tree: also drop all its
+    descendants."""
 
     state: Number
     tree: bool = False
 
 
 class CacheHint(Wire, frozen=True):
-    """A hint about the KV of a state at this point; it changes no output. pin: seconds for which it is evicted last,
-    even after the program ended; 0 removes a pin. steps: about how many engine steps pass until the program uses it
-    again. prefetch: copy its pages back from host memory now."""
+    """A hint about the KV of a state at this point; it changes no output. pin: seconds for which the KV is evicted
+    last, even after the program has ended; 0 removes a pin. steps: about how many engine steps pass until the program
+    uses the KV again. prefetch: copy the KV's pages back from host memory now."""
 
     state: Number
     pin: float | None = None
@@ -398,13 +401,13 @@ class ProgramLimits(Wire, frozen=True):
     """Limits and priority of a program. When a limit is reached, everything unfinished fails with an error that names
     the limit.
 
-    timeout: seconds, as the user gave it (0: none). left: how many of them are left when the message is sent.
-    timeout_of: whether the timeout is that of a run or of a batch. budget: tokens for all gens together (0: no limit).
-    batch, batch_budget: programs of one client with the same `batch` (-1: none) share a token budget.
-    priority: waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from
-    now (0: none); missing it is not an error. durable: a name under which the program continues after the server was
-    killed and started again; a tenant's later program of the same name takes over. "": not durable.
-    salt: the program shares KV only with programs of its tenant that have the same salt.
+    timeout: seconds, as the user gave it (0: none). left: the seconds of the timeout that are left when the message is
+    sent. timeout_of: whether the timeout belongs to a run or to a batch. budget: tokens for all gens together (0: no
+    limit). batch, batch_budget: programs of one client with the same `batch` (-1: none) share a token budget. priority:
+    waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from now (0:
+    none); missing it is not an error. durable: a name under which the program continues after the server was killed and
+    started again; a tenant's later program of the same name takes over. "": not durable. salt: the program shares KV
+    only with programs of its tenant that have the same salt.
     """
 
     timeout: float = 0.0
@@ -529,11 +532,11 @@ class OpSource(msgspec.Struct, frozen=True):
 
 class ChatMarkers(Wire, frozen=True):
     """What the model's chat template writes around turns. roles: role -> (prefix, suffix). default_system: the system
-    prompt that it adds if the first turn is not a system turn. stop: strings that end an assistant turn. calls: how it
-    writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why. reasoning: how the model marks
-    its reasoning, if the template shows that it reasons. reads_effort: whether the template reads a variable
-    `reasoning_effort`. thinking_switch: the variable that switches the reasoning on and off, enable_thinking
-    or thinking; "": the template reads neither."""
+    prompt that the template adds if the first turn is not a system turn. stop: strings that end an assistant turn.
+    calls: how the template writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why.
+    reasoning: how the model marks its reasoning, if the template shows that it reasons. reads_effort: whether the
+    template reads a variable `reasoning_effort`. thinking_switch: the variable that switches the reasoning on and off,
+    enable_thinking or thinking; "": the template reads neither."""
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
@@ -582,9 +585,9 @@ class TokenUsage(Wire, frozen=True):
 
 
 class Times(Wire, frozen=True):
-    """When a gen or select reached each stage, on the monotonic clock that all processes of a machine share. ready: its
-    state reached it. sent: the server sent it to the engine. started: the engine began to compute it. first, ended: its
-    first and last token. 0.0: unknown, or it did not happen."""
+    """When a gen or select reached each stage, on the monotonic clock that all processes of a machine share. ready: the
+    state reached the gen. sent: the server sent its request to the engine. started: the engine began to compute it.
+    first, ended: the first and the last token came. 0.0: unknown, or the stage was not reached."""
 
     ready: float = 0.0
     sent: float = 0.0
@@ -594,8 +597,8 @@ class Times(Wire, frozen=True):
 
 
 class Tokens(Wire, frozen=True):
-    """A text as tokens. ids: int32 `bytes`. lengths: int32 `bytes`, characters of each token (0: it ends inside a
-    character). spans: consecutive stretches as (n_tokens, whether a gen produced them)."""
+    """A text as tokens. ids: int32 `bytes`. lengths: int32 `bytes`, characters of each token (0: the token ends inside
+    a character). spans: consecutive stretches as (n_tokens, whether a gen produced them)."""
 
     ids: bytes = b""
     lengths: bytes = b""
@@ -639,7 +642,8 @@ class Sample(Wire, frozen=True):
 
 class Scores(Wire, frozen=True):
     """Scores of a select, for each choice: the mean logprob, the (logprob, id) of each scored token, and its weight in
-    the draw. unconditional: as `tokens`, but without the prompt; only for the method that needs it."""
+    the draw. unconditional: like `tokens`, but computed without the prompt; only for the method that needs these
+    scores."""
 
     normalized: tuple[float, ...]
     tokens: tuple[tuple[tuple[float, int], ...], ...]
@@ -652,8 +656,8 @@ class Delta(Wire, frozen=True):
 
     n_tokens: output tokens so far. is_thought: the text is reasoning (see Gen.reasoning). round: the turn or attempt of
     a gen with tools or retries, from 0; with retries only the last one counts. logprobs: the logprobs of the tokens
-    since the previous Delta, if requested; a thought without text has those of the marks after the reasoning.
-    n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
+    since the previous Delta, if requested; a Delta with is_thought and no text has the logprobs of the marks after the
+    reasoning. n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
     """
 
     program: int
@@ -670,8 +674,8 @@ class Delta(Wire, frozen=True):
 
 class Called(Wire, frozen=True):
     """Value `ref` needs Results from the client: for tool calls, for an output to validate (Gen.retries), or for a
-    choice (Select.client_decides). round: from 0. text: the whole turn, with the calls as the model wrote them. usage:
-    of this turn only."""
+    choice (Select.client_decides). round: the number of the turn or attempt, from 0. text: the whole turn, with the
+    calls as the model wrote them. usage: of this turn only."""
 
     program: int
     seq: int
@@ -699,7 +703,8 @@ class Value(Wire, frozen=True):
     prompt: tuple[TokenLogprob, ...] = ()
     """For a Gen with logprob_start. The first token of a text has the logprob nan."""
     rounds: tuple[TokenUsage, ...] = ()
-    """The parts of `usage` by turn or attempt, for a Gen whose tools or retries led to more than one."""
+    """The parts of `usage` by turn or attempt, for a Gen whose tools or retries led to more than one turn or
+    attempt."""
 
 
 class Failed(Wire, frozen=True):
@@ -733,9 +738,9 @@ class Pong(Wire, frozen=True):
 
 
 class ImageRows(Wire, frozen=True):
-    """Tokens start .. start + n - 1 of a prompt are rows of an image, from its row `first` on. image: the digest of its
-    file. Their ids are negative and computed from the digest. height, width: the size of the grid of rows, if positions
-    have three axes."""
+    """Tokens start .. start + n - 1 of a prompt are rows of an image, from its row `first` on. image: the digest of the
+    image's file. The tokens' ids are negative and computed from the digest. height, width: the size of the grid of
+    rows, if positions have three axes."""
 
     start: int
     n: int
@@ -772,7 +777,8 @@ class Run(Wire, frozen=True):
     priority: int = 0
     """Waiting requests with a higher priority go first."""
     deadline: float = 0.0
-    """Orders requests of equal priority: the earlier goes first. On the clock of Times; 0.0: none."""
+    """Orders requests of equal priority: the request with the earlier deadline goes first. On the clock of Times; 0.0:
+    none."""
     adapter: bytes = b""
     """Digest of the adapter that computes the request; b"": none."""
     images: tuple[ImageRows, ...] = ()
@@ -790,8 +796,8 @@ class PixelArray(Wire, frozen=True):
 
 
 class ImagePixels(Wire, frozen=True):
-    """The answer to WantImages for one image: the output of transformers' image processor. error: why there is none;
-    then the requests that wait for the image fail."""
+    """The answer to WantImages for one image: the output of transformers' image processor. error: why there are no
+    pixels; then the requests that wait for the image fail."""
 
     image: bytes
     arrays: dict[str, PixelArray] = {}
@@ -823,8 +829,8 @@ class Abort(Wire, frozen=True):
 
 
 class ProgramEnded(Wire, frozen=True):
-    """No more Runs of this program will come, and all that came have ended or were aborted. program: the first number
-    of Run.order."""
+    """No more Runs of this program will come, and all its requests have ended or were aborted. program: the first
+    number of Run.order."""
 
     client: int
     program: int
@@ -833,8 +839,8 @@ class ProgramEnded(Wire, frozen=True):
 class Hold(Wire, frozen=True):
     """Protect the cached part of a prefix from eviction. hold: the server's number for this hold; a new Hold with the
     same number replaces the old one. steps: about how many engine steps pass until the prefix is needed; < 0: unknown.
-    seconds: pin it for this long. prefetch: copy its pages back from host memory first, as far as there are pages that
-    no hold protects."""
+    seconds: for how long the prefix is pinned. prefetch: copy its pages back from host memory first, as far as there
+    are pages that no hold protects."""
 
     hold: int
     ids: bytes
@@ -852,7 +858,7 @@ class Release(Wire, frozen=True):
 
 class EvictFirst(Wire, frozen=True):
     """Evict the KV of the ids after the first n_shared of this prefix before anything else, unless a request or a hold
-    uses it: no program will continue there."""
+    uses it: no program will continue from there."""
 
     ids: bytes
     n_shared: int = 0
@@ -869,7 +875,7 @@ class TopLogprobs(Wire, frozen=True):
 
 class Finish(Wire, frozen=True):
     """How a request ended. stop_id: the id of Run.stop_ids that ended it (-1: none). scores: float32 `bytes`, the
-    logprobs that score_from asked for; tops: with them, the alternatives of each token if Sampling.top_logprobs > 0.
+    logprobs that score_from asked for; tops: the alternatives of each of these tokens, if Sampling.top_logprobs > 0.
     n_cached: prompt tokens found in the tree. started: as in Times. n_drafted, n_accepted: as in TokenUsage. drafted,
     drafts: as in Sample."""
 
@@ -888,8 +894,8 @@ class Finish(Wire, frozen=True):
 
 
 class EnginePong(Wire, frozen=True):
-    """The engine's reply to a Ping. A step with n rows takes about fixed + n * row seconds, as measured lately; 0.0:
-    too few steps were measured."""
+    """The engine's reply to a Ping. According to the latest measurements, a step with n rows takes fixed + n * row
+    seconds; 0.0: too few steps were measured."""
 
     fixed: float = 0.0
     row: float = 0.0
@@ -919,7 +925,8 @@ class TreeEvent(Wire, frozen=True):
 
 
 class TreeEvents(Wire, frozen=True):
-    """What the tree has stored and evicted since the last message. is_all: instead, everything that is stored now."""
+    """What the tree has stored and evicted since the last message. is_all: the message contains everything that is
+    stored now instead."""
 
     events: tuple[TreeEvent, ...]
     is_all: bool = False
@@ -927,7 +934,8 @@ class TreeEvents(Wire, frozen=True):
 
 class KVFormat(Wire, frozen=True):
     """What must be equal in two engines so that they can exchange pages. layout: the version of a page's layout.
-    weights: `weights.fingerprint`. context: some models' positions depend on it. heads: key-value heads."""
+    weights: `weights.fingerprint`. context: the context length, on which the positions of some models depend. heads:
+    the number of key-value heads."""
 
     layout: int
     weights: bytes
@@ -943,9 +951,9 @@ class KVFormat(Wire, frozen=True):
 
 
 class Export(Wire, frozen=True):
-    """Pull number `pull` begins. Copy the stored pages of a prefix of run.ids, from token `first` on, to where another
-    engine can read them, and keep the copy until EndPull, or for `seconds`. compute: first compute the part of the
-    prefix that is not stored, as this Run, without an output."""
+    """Pull number `pull` begins. Copy the stored pages of a prefix of run.ids, from token `first` on, to a place where
+    another engine can read them, and keep the copy until EndPull, or for `seconds`. compute: first compute the part of
+    the prefix that is not stored, as this Run, without an output."""
 
     pull: int
     run: Run
@@ -968,8 +976,8 @@ class Pull(Wire, frozen=True):
 
 
 class EndPull(Wire, frozen=True):
-    """The pull is over. Sent to the engine that exports and to the one that reads; both free what they hold for the
-    pull."""
+    """The pull is over. Sent to the engine that exports and to the one that reads; both free the memory that they hold
+    for the pull."""
 
     pull: int
 
@@ -1019,7 +1027,7 @@ class Ready(Wire, frozen=True):
     step_seconds: float = 0.0
     weights: bytes = b""
     adapters: dict[str, bytes] = {}
-    """Name -> digest of the adapters in the configuration."""
+    """Name -> digest, for the adapters in the configuration."""
     threads: int = 0
     """CPU threads of a step, over all processes of the engine; 0: it computes on a GPU."""
     n_cores: int = 0
@@ -1031,8 +1039,8 @@ class Ready(Wire, frozen=True):
 
 
 class OtherWork(Wire, frozen=True):
-    """The work of the other servers that use the engine; its host sends this. n_prompt: the prompt tokens of their
-    requests that are expected to be computed. n_running: how many requests they have in the engine."""
+    """The work of the other servers that use the engine; its host sends this. n_prompt: how many prompt tokens of their
+    requests probably still have to be computed. n_running: how many requests they have in the engine."""
 
     n_prompt: int = 0
     n_running: int = 0
@@ -1071,13 +1079,13 @@ class StartEngine(Wire, frozen=True):
 
 
 class EndEngine(Wire, frozen=True):
-    """Kill the engine. is_hung: because it gives no sign of life, and not because of an invalid message."""
+    """Kill the engine. is_hung: whether the reason is that it gives no sign of life, and not an invalid message."""
 
     is_hung: bool = False
 
 
 class Dismiss(Wire, frozen=True):
-    """End the engine and the host, and do not come back. is_error: the server cannot use it."""
+    """The host must end its engine and itself, and not connect again. is_error: the server cannot use the host."""
 
     why: str
     is_error: bool = False
