@@ -249,10 +249,11 @@ class Hardware(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a Config that can be "auto" or depend on the machine, with their values here. n_pages: KV pages on
-    the device. n_window_pages: KV pages of windowed layers; 0: these have no pages of their own. state_memory: bytes
-    for recurrent states; 0: the model has none. n_host: KV pages in host memory. threads: CPU threads of one process.
-    all_threads: CPU threads of all processes of an engine. decisions: lines for the log that say what was chosen."""
+    """The options of a Config that can be "auto" or depend on the machine, with the values for this machine. n_pages:
+    KV pages on the device. n_window_pages: KV pages of windowed layers; 0: these have no pages of their own.
+    state_memory: bytes for recurrent states; 0: the model has none. n_host: KV pages in host memory. threads: CPU
+    threads of one process. all_threads: CPU threads of all processes of an engine. decisions: lines for the log that
+    say what was chosen."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
@@ -455,7 +456,8 @@ def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
 
 
 def address(text: str) -> tuple[str, int]:
-    """'9090' -> ('127.0.0.1', 9090); '0.0.0.0:9090' -> ('0.0.0.0', 9090). Port 0 stands for any free port."""
+    """Parse an address: '9090' -> ('127.0.0.1', 9090); '0.0.0.0:9090' -> ('0.0.0.0', 9090). Port 0 stands for any free
+    port."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"cannot read {text!r} as an address; write it like 9090 or 0.0.0.0:9090")
@@ -463,7 +465,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def slo(text: str) -> dict[str, float]:
-    """'ttft=500ms,itl=0.05' -> {'ttft': 0.5, 'itl': 0.05}, in seconds."""
+    """Parse service levels: 'ttft=500ms,itl=0.05' -> {'ttft': 0.5, 'itl': 0.05}, in seconds."""
     levels: dict[str, float] = {}
     for one in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*(ttft|itl|program)\s*=\s*(\d+(?:\.\d+)?)\s*(s|ms|)\s*", one)
@@ -474,7 +476,7 @@ def slo(text: str) -> dict[str, float]:
 
 
 def tcp(text: str) -> tuple[str, int]:
-    """'tcp://10.0.0.1:7100' -> ('10.0.0.1', 7100). The host must be given: tcp://* is refused."""
+    """Parse an address: 'tcp://10.0.0.1:7100' -> ('10.0.0.1', 7100). The host must be given: tcp://* is refused."""
     match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\s:/*\[\]]+):(\d{1,5})", text)
     if not match or int(match[2]) > 65535:
         raise ConfigError(f"cannot read {text!r} as an address; write it like tcp://10.0.0.1:7100")
@@ -482,7 +484,7 @@ def tcp(text: str) -> tuple[str, int]:
 
 
 def parse_bytes(text: str) -> int:
-    """'2GiB' -> 2147483648. Units: B, kB, MB, GB (decimal), KiB, MiB, GiB."""
+    """Parse a size: '2GiB' -> 2147483648. Units: B, kB, MB, GB (decimal), KiB, MiB, GiB."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if not match or match[2].lower() not in _UNITS:
         raise ConfigError(f"cannot read {text!r} as a size in memory; write it like '2GiB' or '500MB'")
@@ -490,7 +492,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _tokens(text: str) -> int | None:
-    """'20000 tokens' -> 20000. None: it is another unit."""
+    """Parse a number of tokens: '20000 tokens' -> 20000. None: the text has another unit."""
     match = re.fullmatch(r"\s*(\d+)\s*tokens?\s*", text)
     return int(match[1]) if match else None
 
@@ -504,7 +506,7 @@ class ModelPlacement(NamedTuple):
 
 
 def place(config: Config, hardware: Hardware, name: str, max_context: int, checkpoint_dtype: str) -> ModelPlacement:
-    """The first part of `resolve`: choose device, dtype and context. name, max_context, checkpoint_dtype: of the
+    """The first part of `resolve`: choose device, dtype and context. name, max_context, checkpoint_dtype: those of the
     model."""
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
@@ -531,14 +533,14 @@ def place(config: Config, hardware: Hardware, name: str, max_context: int, check
 
 
 MOST_CONTEXTS = 64
-"""The most full contexts for which there are pages with kv_memory 'auto': more pages would only make the start
+"""With kv_memory 'auto', there are pages for at most this many full contexts: more pages would only make the start
 slower."""
 
 
 class KVBudget(NamedTuple):
-    """How many KV pages there are, and the bytes of one. n_window_pages, window_page_bytes: the same for windowed
-    layers, if these have pages of their own; else 0. n_bytes: bytes available for all pages. state_bytes: bytes for
-    recurrent states."""
+    """The number of KV pages, and the bytes of a page. n_window_pages, window_page_bytes: the same for windowed layers,
+    if these have pages of their own; else 0. n_bytes: bytes available for all pages. state_bytes: bytes for recurrent
+    states."""
 
     n_pages: int
     page_bytes: int
@@ -553,7 +555,7 @@ class KVBudget(NamedTuple):
 
 
 def tokens_ahead(config: Config, device: str) -> int:
-    """The most tokens after its published ones for which a request claims pages of windowed layers."""
+    """The most tokens, after its published tokens, for which a request claims pages of windowed layers."""
     n_steps = 2 if device == "cuda" else 1  # on a GPU, a step is planned while another is computed
     return n_steps * config.step_tokens + 2 * config.page
 
@@ -561,9 +563,9 @@ def tokens_ahead(config: Config, device: str) -> int:
 def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
     """The most pages that windowed layers need for one request; 0: windowed layers have no pages of their own.
 
-    They have none if a full context hardly needs more pages; if a layer has a recurrent state; with a host tier, which
-    holds all pages of a text or none; and if the model's first layers draft, because drafting supports one kind of
-    pages only."""
+    They have none if a full context would not need more pages; if a layer has a recurrent state; if rows of an image
+    attend to each other in both directions; with a host tier, because it holds all pages of a text or none; and if the
+    model's first layers draft, because drafting supports one kind of pages only."""
     shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith(EARLY_EXIT)
     # Rows of an image that see each other are read from the same pages in all layers (`ImageSpan`), and a step that
     # reaches into an image computes more tokens than `tokens_ahead` counts.
@@ -578,12 +580,12 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
     """The second part of `resolve`: divide the memory.
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
-    most that of MOST_CONTEXTS. Engines that share a device share its memory. If a model has recurrent states, they get
-    half of this memory. If windowed layers have their own pages, let f be the number of windowed pages per other page
-    that a full context needs. There are then sqrt(f) windowed pages per other page: a compromise between full contexts
-    (f) and texts shorter than the window (1). The other pages get at least half of what they would get if all layers
-    shared pages. If all layers are windowed, the other pages take no memory, and there are enough of them for a
-    context.
+    most the memory of MOST_CONTEXTS full contexts. Engines that share a device share its memory. If a model has
+    recurrent states, they get half of this memory. If windowed layers have their own pages, let f be the number of
+    windowed pages per other page that a full context needs. There are then sqrt(f) windowed pages per other page: a
+    compromise between full contexts (f) and texts shorter than the window (1). The other pages get at least half of
+    what they would get if all layers shared pages. If all layers are windowed, the other pages take no memory, and
+    there are enough of them for a context.
     """
     n_context = -(-placement.context // config.page)
     n_window = request_window_pages(config, model, placement)
@@ -616,7 +618,7 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
 
 
 def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
-    """Replace each "auto" by a value. OutOfMemory: the KV memory does not hold one context."""
+    """Replace each "auto" by a value. OutOfMemory: the KV memory is too small for one context."""
     placement = place(config, hardware, model.name, model.max_context, model.checkpoint_dtype)
     device, dtype, context = placement
     decisions = [
@@ -682,7 +684,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
 
 
 def _check_recurrent(config: Config, model: ModelFacts) -> None:
-    """Refuses options that conflict with recurrent states, and state_memory for a model without them."""
+    """Refuse options that conflict with recurrent states, and state_memory for a model without recurrent states."""
     if not model.is_recurrent:
         if config.state_memory != "auto":
             raise ConfigError(f"state_memory is for models with a recurrent state; {model.name} has none; leave it out")
@@ -698,7 +700,7 @@ def _check_recurrent(config: Config, model: ModelFacts) -> None:
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
-    """How many KV pages host memory holds. free: bytes of main memory that weights and pages on the device leave
+    """How many KV pages fit into host memory. free: bytes of main memory that weights and pages on the device leave
     free."""
     asked = parse_bytes(config.host_memory) // config.replicas
     if not asked:
@@ -713,14 +715,14 @@ def _host_pages(config: Config, page_bytes: int, free: int) -> int:
 
 
 def token_lines(text: str) -> list[tuple[int, list[str]]]:
-    """(number, words) of each line with words in a file of tokens or keys. A comment begins with a # at the start of a
-    word."""
+    """(line number, words) of each line that has words, in the text of a file of tokens or keys. A comment begins with
+    a # at the start of a word."""
     split = ((n, re.split(r"(?:^|\s)#", line)[0].split()) for n, line in enumerate(text.splitlines(), 1))
     return [(n, words) for n, words in split if words]
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file. ConfigError: it cannot be read. what: the option that names it."""
+    """The text of a file. ConfigError: the file cannot be read. what: the option that names the file."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as e:
@@ -728,7 +730,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_private(path: Path, what: str) -> str:
-    """The text of a file of secrets. ConfigError: it cannot be read, or other users may read it."""
+    """The text of a file of secrets. ConfigError: the file cannot be read, or other users may read it."""
     text = read_text(path, what)
     if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
         raise ConfigError(f"other users may read {what} {path} (mode {mode:04o}); run `chmod 600 {path}`")

@@ -85,7 +85,8 @@ class OutOfMemory(BanyanError, code="out_of_memory"): ...
 class RuntimeLost(BanyanError, code="runtime_lost"):
     @classmethod
     def unless_in(cls, process: int, what: str) -> None:
-        """Raise the error if this process is not `process` but a fork of it. what: what runs in `process`."""
+        """Raise this error if the current process is not the process with the id `process` but a fork of it. what:
+        names the thing that runs in `process`."""
         if process != (here := os.getpid()):
             raise cls(f"{what} runs in process {process}, and this is its fork {here}: start another one here")
 
@@ -100,10 +101,10 @@ class BadMessage(BanyanError, code="bad_message"): ...
 
 
 class ProgramError(BanyanError, code="program"):
-    """A program failed. program: its name. line: where the failed piece was appended, "file.py:12". gen: the variable
-    of the failed gen. prompt_tail: the last characters of the prompt before the failed piece. All four are "" if
-    unknown. attempts: how often the gen was tried. usage: the token counts of the program so far, a `wire.TokenUsage`;
-    None if unknown."""
+    """A program failed. program: the program's name. line: where the failed piece was appended, such as "file.py:12".
+    gen: the variable of the failed gen. prompt_tail: the last characters of the prompt before the failed piece. All
+    four are "" if unknown. attempts: how often the gen was tried. usage: the token counts of the program so far, a
+    `wire.TokenUsage`; None if unknown."""
 
     attempts = 1
     usage: Any = None
@@ -227,8 +228,8 @@ def from_code(code: str, message: str, **where: Any) -> BanyanError:
 
 
 def is_limit_of_run(error: BanyanError) -> bool:
-    """Whether a timeout or budget of a run or batch ran out, not one of a gen. Read from the message, which is all that
-    a peer sends besides the code."""
+    """Whether the error says that a timeout or budget of a run or batch ran out, and not that of a gen. This is read
+    from the message, because a peer sends nothing else besides the code."""
     is_limit = isinstance(error, DeadlineExceeded | BudgetExceeded)
     return is_limit and error.message.startswith(("the run's", "the batch's"))
 
@@ -250,8 +251,9 @@ def copy_of(error: E) -> E:
 
 @contextmanager
 def rust_panics_as(error: type[BanyanError], what: str) -> Iterator[None]:
-    """Context in which a panic of a library written in Rust is raised as `error`. what: the start of the message. pyo3
-    turns a panic into a BaseException, which handlers of Exception do not catch, so it would end the process."""
+    """A context in which a panic of a library written in Rust is raised as `error`. what: the start of the message.
+    Otherwise a panic would end the process, because pyo3 turns it into a BaseException, which handlers of Exception do
+    not catch."""
     try:
         yield
     except BaseException as e:

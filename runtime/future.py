@@ -44,7 +44,8 @@ class ValueFuture(Generic[T]):
         self._run_callbacks()
 
     def fail_in_forked_child(self, error: BaseException) -> None:
-        """`set_exception` without the callbacks: they belong to threads and event loops of the parent."""
+        """Like `set_exception`, but does not call the callbacks, which belong to threads and event loops of the
+        parent."""
         self._error = error
         self._is_done = True
 
@@ -63,8 +64,8 @@ class ValueFuture(Generic[T]):
         return self._is_done
 
     def add_done_callback(self, callback: Callable[[ValueFuture[T]], object]) -> None:
-        """Call `callback(self)` when the future is done, on the thread that sets it; now, if the future is done
-        already. Exceptions of the callback are logged."""
+        """Call `callback(self)` when the future is done, on the thread that sets the future; immediately, if the future
+        is done already. Exceptions of the callback are logged."""
         self._callbacks.append(callback)
         if self._is_done:
             self._run_callbacks()
@@ -92,8 +93,8 @@ class ValueFuture(Generic[T]):
 
 
 class _AllDone:
-    """Calls `callback` once all futures are done. An object, because a function that refers to itself would be freed
-    late, by the garbage collector only."""
+    """Calls `callback` once all futures are done. It is an object and not a function: a function that refers to itself
+    is freed only by the garbage collector, which may be late."""
 
     __slots__ = ("_callback", "_pending")
 
@@ -110,5 +111,5 @@ class _AllDone:
 
 
 def when_all_done(futures: Iterable[ValueFuture[Any]], callback: Callable[[], object]) -> None:
-    """Call `callback` once all `futures` are done: now, or on the thread that completes the last one."""
+    """Call `callback` once all `futures` are done: immediately, or on the thread that completes the last future."""
     _AllDone(futures, callback)()

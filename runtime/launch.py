@@ -3,7 +3,7 @@
 A child ends with its parent in three independent ways: EOF of the alive pipe, of which the parent holds the only write
 end; close(), called at the exit of the parent's interpreter; and PR_SET_PDEATHSIG of the kernel. Children run in their
 own session, so Ctrl-C in a terminal reaches only the user's process, which then ends them. A fork of the parent does
-not own them: its exit and its close() leave them alone.
+not own the children: its exit and its close() do not end them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ P = TypeVar("P", bound="ChildProcess")
 
 
 class StartReport(msgspec.Struct, frozen=True):
-    """What a child writes to its ready pipe. lines: what it chose, for people. code, message: the error with which it
-    ended; code "": it is ready. notice: what takes so long; after a notice, another report follows."""
+    """The report that a child writes to its ready pipe. lines: what the child chose, for people. code, message: the
+    error with which the child ended; code "": the child is ready. notice: the part of the start that takes long now;
+    after a notice, another report follows."""
 
     lines: tuple[str, ...] = ()
     code: str = ""
@@ -54,7 +55,7 @@ class StartReport(msgspec.Struct, frozen=True):
 
 
 class ChildProcess:
-    """A process that this one started and that ends with it. kind: what it is, for errors."""
+    """A process that this process started and that ends with this process. kind: what the child is, for errors."""
 
     kind = "child process"
 
@@ -91,14 +92,14 @@ class ChildProcess:
         return self.process.poll() is None
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its exit code. Returns None if it still runs after `timeout` seconds."""
+        """Wait until the child has ended. Returns its exit code; None if it still runs after `timeout` seconds."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def close(self) -> None:
-        """End it: close the alive pipe, wait a little, then kill its whole session. Idempotent."""
+        """End the child: close the alive pipe, wait a little, then kill the child's whole session. Idempotent."""
         self._end()
 
 
@@ -106,8 +107,8 @@ _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
 
 
 def _disown_children() -> None:
-    """In a fork of the parent, make close() and the exit leave the children alone. Also closes the alive pipes there,
-    because a child does not see the end of its parent while any process holds the write end open."""
+    """Called in a fork of the parent: prevents that close() or the exit of the fork ends the children. Also closes the
+    alive pipes there, because a child does not see the end of its parent while any process holds the write end open."""
     for child in list(_children):
         if child._end.detach() is not None:
             os.close(child._write_end)
@@ -145,9 +146,9 @@ class GatewayProcess(ChildProcess):
 
 
 def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVER) -> ServerProcess:
-    """Start a server and wait until its engine is ready. With an empty `config.socket` it gets a private one in a new
-    directory, which is removed when it ends. Raises the server's error (ConfigError, ModelNotFound, OutOfMemory ...).
-    RuntimeLost: it died without an error, or is not ready within `timeout` seconds."""
+    """Start a server and wait until its engine is ready. If `config.socket` is empty, the server gets a private socket
+    in a new directory, which is removed when the server ends. Raises the server's error (ConfigError, ModelNotFound,
+    OutOfMemory ...). RuntimeLost: the server died without an error, or is not ready within `timeout` seconds."""
     if config.socket.startswith("tcp:"):
         raise ConfigError(f"socket is {config.socket}, but must be a path; to listen on tcp, set `bind`")
     private = not config.socket
@@ -165,7 +166,8 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
 
 
 def start_gateway(config: HTTPConfig, timeout: float = 60.0) -> GatewayProcess:
-    """Start the HTTP process of a running server. ConfigError: it cannot listen, or the extra is not installed."""
+    """Start the HTTP process of a running server. ConfigError: the process cannot listen, or its extra is not
+    installed."""
     config_address(config.address)
     for name in ("starlette", "uvicorn", "httptools"):
         if importlib.util.find_spec(name) is None:
@@ -199,8 +201,8 @@ def _start(
 def _await_report(
     child: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None, is_quiet: bool
 ) -> StartReport:
-    """Wait for the last report of a child. log: the file of its output, if that is not shown. is_quiet: it logs no
-    notices, so they are printed here."""
+    """Wait for the last report of a child. log: the file that gets the child's output; None: the output is shown.
+    is_quiet: whether the child logs no notices, so that they are printed here."""
     data = b""
     while True:
         left = deadline - time.monotonic()
@@ -248,8 +250,8 @@ def tie_to_parent(signum: signal.Signals = signal.SIGKILL) -> None:
 
 
 def report_start(ready_fd: int, report: StartReport) -> None:
-    """Write a report to the parent; one that is not a notice is the last. A parent that is gone is ignored, since the
-    alive pipe reports that."""
+    """Write a report to the parent. A report that is not a notice is the last. If the parent is gone, nothing is
+    raised, since the alive pipe reports the parent's end."""
     with contextlib.suppress(BrokenPipeError):
         os.write(ready_fd, msgspec.json.encode(report) + b"\n")
     if not report.notice:

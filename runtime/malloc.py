@@ -29,7 +29,7 @@ def mallopt(option: MallocOption, value: int) -> None:
 
 
 def malloc_trim() -> None:
-    """Give the free memory that malloc holds back to the system. This takes about 0.1 ms per MiB, during which other
+    """Return the free memory that malloc holds to the system. This takes about 0.1 ms per MiB, during which other
     threads may have to wait for malloc."""
     if _malloc_trim is not None:
         _malloc_trim(0)

@@ -35,13 +35,13 @@ class ReasoningParser:
         self.marks_end = self.content_start = self.n_content = 0
 
     def new_reasoning(self) -> str:
-        """The reasoning that this method has not returned before, without text that may turn out to be a mark."""
+        """The reasoning that this method has not returned before, without text that may be the beginning of a mark."""
         certain = self.reasoning.strip() if self._place in ("lead", "reasoning") else self.reasoning
         new, self._n_taken = certain[self._n_taken :], len(certain)
         return new
 
     def feed(self, text: str) -> str:
-        """Take more of the output. Returns new content, without text that may turn out to belong to a mark."""
+        """Take more of the output. Returns new content, without text that may be the beginning of a mark."""
         self._n_fed += len(text)
         text, self._held = self._held + text, ""
         if self._place == "lead":
@@ -88,7 +88,7 @@ class ReasoningParser:
         return text
 
     def _reason(self, text: str) -> str:
-        """Look for the end mark. Returns the text after it; "" if it is not there yet."""
+        """Look for the end mark. Returns the text after the mark; "" if the mark has not come yet."""
         reasoning, found, rest = text.partition(self._marks.end)
         if found:
             self._place, self.reasoning = "gap", (self.reasoning + reasoning).lstrip()

@@ -21,7 +21,8 @@ REPLICA = {"running": "requests that run in an engine", "waiting": "requests tha
 
 
 class Family(NamedTuple):
-    """One metric. name: without the prefix banyan_. labels: their names. values: values of the labels -> number."""
+    """One metric. name: its name without the prefix banyan_. labels: the names of its labels. values: values of the
+    labels -> number."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -31,15 +32,15 @@ class Family(NamedTuple):
 
 
 class ServerMetrics:
-    """The metrics of the last answer. A new engine counts from 0, so the last counts of engines that have ended are
-    added to its counts: counters never fall."""
+    """The metrics, computed from the server's last answer. A new engine counts from 0, so the last counts of engines
+    that have ended are added to its counts: counters never fall."""
 
     def __init__(self) -> None:
         self._stats: Mapping[str, Any] = {}
         self._previous: dict[str, float] = {}  # totals of engines that have ended
 
     def update(self, stats: Mapping[str, Any]) -> None:
-        """Take an answer, which must be later than the one before."""
+        """Take a new answer. Answers must be given in the order in which the server made them."""
         if stats["server"].get("seconds", 0) < self._stats.get("server", {}).get("seconds", 0):
             self._stats, self._previous = {}, {}  # another server, which counts from 0
         replicas = stats["replicas"]
@@ -58,12 +59,12 @@ class ServerMetrics:
 
 
 def _evicted(reason: str) -> str:
-    """The name in `previous` of the pages that engines evicted."""
+    """The key in `previous` for the number of pages that were evicted for this reason."""
     return f"evicted_{reason}"
 
 
 def _families(stats: Mapping[str, Any], previous: Mapping[str, float]) -> Iterator[Family]:
-    """The metrics. stats: the answer. previous: the counts of earlier engines, which are added."""
+    """The metrics. stats: the server's answer. previous: the counts of engines that have ended, which are added."""
     engine, cache, server = (stats.get(name, {}) for name in ("engine", "cache", "server"))
 
     def total(name: str) -> float:

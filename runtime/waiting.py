@@ -16,8 +16,8 @@ NAP = 0.2
 
 
 def naps(timeout: float | None = None) -> Iterator[float | None]:
-    """Yields durations to sleep, one after another, until `timeout` seconds have passed; None: without end. Only the
-    main thread gets signals, so on other threads there is one duration, the whole timeout."""
+    """Yields durations to sleep, one after another, until `timeout` seconds have passed; timeout None: without end.
+    Only the main thread gets signals, so on other threads there is one duration, the whole timeout."""
     if threading.current_thread() is not threading.main_thread():
         yield timeout
         return
@@ -30,5 +30,5 @@ def naps(timeout: float | None = None) -> Iterator[float | None]:
 
 
 def until(event: threading.Event, timeout: float | None = None) -> bool:
-    """`event.wait(timeout)`, which Ctrl-C interrupts."""
+    """Like `event.wait(timeout)`, but Ctrl-C interrupts the wait."""
     return any(event.wait(nap) for nap in naps(timeout))
