@@ -21,7 +21,7 @@ ZONE = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 
 
 def time(has_zone: bool | None) -> str:
-    """A time of day, to microseconds. has_zone: whether an offset follows; None: it may."""
+    """A time of day, to microseconds. has_zone: whether an offset from UTC follows; None: it may follow."""
     return f"{SECOND}(?:\\.[0-9]{{1,6}})?{'' if has_zone is False else ZONE if has_zone else f'(?:{ZONE})?'}"
 
 

@@ -85,7 +85,7 @@ class Raw(Wire, frozen=True):
 
 class Ref(Wire, frozen=True):
     """The text of value `ref`, inserted once the value is known. The text is data: control tokens in it are not encoded
-    as such."""
+    as control tokens."""
 
     ref: Number
 
@@ -130,7 +130,7 @@ class TokenIds(Wire, frozen=True, tag="ids"):
 
 
 class Arg(Wire, frozen=True):
-    """Only in a template: the text of argument `i` of the Use. It is data, as for Ref."""
+    """Only in a template: the text of argument `i` of the Use. Like the text of a Ref, it is data."""
 
     i: Number
 
@@ -502,7 +502,7 @@ class Ping(Wire, frozen=True):
 
 
 class SlicedSubmit(Wire, frozen=True, tag="submit"):
-    """A Submit whose ops are still bytes: the server decodes each when its turn comes."""
+    """A Submit whose ops are still bytes: the server decodes each op when the op's turn comes."""
 
     program: Number
     seq: Number

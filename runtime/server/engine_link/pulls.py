@@ -18,8 +18,8 @@ from banyan.runtime.protocol import wire
 AT_ONCE = 4
 """The most pulls that run from one engine at the same time; further ones are queued."""
 LEAST = 5.0
-"""The shortest time limit of a pull, in seconds. On a busy machine even a small pull may take long; the death of an
-engine ends its pulls at once."""
+"""The shortest time limit of a pull, in seconds, because on a busy machine even a small pull may take long. (If an
+engine dies, its pulls end immediately.)"""
 
 
 class PullEnd(Protocol):

@@ -43,7 +43,7 @@ class Suspect(Protocol):
     n_deaths: int
     """How many engines ended while they worked on the request, since its last token."""
     n_blamed: int
-    """How many of these engines were not ended from outside."""
+    """How many of the engines that n_deaths counts were not ended from outside."""
     n_blamed_ever: int
     """Like n_blamed, but counted since the start of the request."""
     is_given: bool
@@ -192,8 +192,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def cause(exit_code: int | None, n_oom_kills: int, is_hung: bool, was_stopped: bool) -> tuple[str, bool]:
-    """(a description of the engine's end, whether it was ended from outside). n_oom_kills: processes that the kernel
-    killed for lack of memory during the engine's life."""
+    """(a description of the engine's end, whether the engine was ended from outside). n_oom_kills: processes that the
+    kernel killed for lack of memory during the engine's life."""
     if was_stopped:
         return "it was stopped by a signal, and was killed", True
     if is_hung:

@@ -108,7 +108,7 @@ class EngineRequest:
     ids                  output token ids so far, int32
     finish               how the request ended; None while it runs
     failed               why it failed: the engine refused it, or the server could not process its text
-    route                the engine that computes it
+    route                the route to the engine that computes it
     sent, first, ended   as in wire.Times
     """
 
@@ -359,8 +359,8 @@ class EngineRequests:
         return request
 
     def abort(self, *requests: EngineRequest) -> None:
-        """Forget requests, and stop those that have not ended; `done` is not called. The engine is told later, when
-        there is time, and the requests' memory is freed then."""
+        """Forget requests, and stop those that have not ended; `done` is not called. The engine is told, and the
+        requests' memory is freed, as soon as the loop has time."""
         self._dropped.extend(
             partial(self._stop, request, self._forget(request.rid) is not None) for request in requests
         )

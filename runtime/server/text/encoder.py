@@ -91,7 +91,7 @@ class Encoder(Protocol):
     def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
         """Encode a text. special: whether to add the ids that the tokenizer puts around every text. Raises
         PromptTooLong; BadProgram if the library panics (for instance because a regex backtracks too much) or takes too
-        long; an Exception of any kind if it fails."""
+        long; an Exception of any kind if the library fails."""
 
     def close(self) -> None:
         """End the process, if there is one. Idempotent."""

@@ -36,8 +36,8 @@ MAX_KNOWN = 1 << 16
 
 
 class ImageFile:
-    """The file of an image in prompts. Prompts with the same image share this object, and it exists as long as a prompt
-    or a request needs it."""
+    """The file of an image in prompts. Copies of a prompt share this object, which exists as long as a prompt or a
+    request needs it."""
 
     __slots__ = ("__dict__", "__weakref__", "data")
 

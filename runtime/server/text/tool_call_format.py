@@ -59,7 +59,7 @@ class Form(NamedTuple):
     def read(
         self, shown: str, spelled: str, n_before: int = 0, names: Sequence[str] = (), is_separated: bool = False
     ) -> tuple[WireToolCall, ...]:
-        """The calls of an assistant turn, in order. A call that cannot be read has an `error`.
+        """The calls of an assistant turn, in order. A call after a mark that cannot be parsed has an `error`.
 
         shown: the text of the turn. spelled: this text with control tokens. n_before: how many calls the conversation
         had before; the ids go on from there. names: the names of the tools. is_separated: whether the reasoning was
@@ -100,7 +100,8 @@ class Form(NamedTuple):
     def constraint(
         self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat"
     ) -> wire.ConstraintSpec | None:
-        """A constraint that applies after the mark of each call; None: masks cannot enforce this format.
+        """A constraint that applies after the mark of each call; None: a constraint cannot recognise calls of this
+        format in the text.
 
         since: the mark that ends the model's reasoning; "": it does not reason. is_strict: whether arguments must match
         the tool's parameters; otherwise any object is allowed. scope: as in ConstraintSpec; "at_once": the output
