@@ -425,7 +425,7 @@ def n_sinks(c: Config) -> int:
 
 
 def check_adapter_name(name: str) -> None:
-    """Check the name of an adapter. ConfigError: it is not valid."""
+    """Check the name of an adapter. ConfigError: the name is not valid."""
     if not re.fullmatch(r"[\w.-][\w./-]{0,127}", name):
         raise ConfigError(
             f"{name[:200]!r} is not a valid name of an adapter: it must have 1 to 128 letters, digits and ./_-"

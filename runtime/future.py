@@ -71,7 +71,7 @@ class ValueFuture(Generic[T]):
             self._run_callbacks()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block until the future is done. TimeoutError: it was not done within `timeout` seconds."""
+        """Block until the future is done. TimeoutError: the future was not done within `timeout` seconds."""
         if self._is_done:
             return
         done = threading.Event()

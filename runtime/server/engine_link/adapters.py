@@ -47,7 +47,8 @@ class AdapterNames:
         return self._adapters[name]
 
     def check_new(self, name: str) -> None:
-        """Check the name of a new adapter. ConfigError: it is invalid or taken, or MAX_ADAPTERS adapters have names."""
+        """Check the name of a new adapter. ConfigError: the name is invalid or taken, or MAX_ADAPTERS adapters have
+        names."""
         check_adapter_name(name)
         if len(self._adapters) == MAX_ADAPTERS:
             raise ConfigError(f"there are already {MAX_ADAPTERS} adapters, the most that are allowed; unload one first")

@@ -62,7 +62,7 @@ class JoinedServer:
     key       its public key
     number    the number by which SharedEngine knows the connection
     sockets   the connection; None: there is none at the moment
-    config    the options with which it uses the engine; None: it does not use it now
+    config    the options with which the server uses the engine; None: the server does not use the engine now
     refusal   (pid of an engine, why this server cannot share it), if the server had already begun to use that engine
     deadline  connected, but not using the engine: when the host gives up waiting for the server to ask for an engine;
               not connected: when the host connects again

@@ -89,7 +89,7 @@ def _without_texts(sampling: wire.Sampling) -> wire.Sampling:
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """Check a time that a client sent. BadProgram: it is negative or nan."""
+    """Check a time that a client sent. BadProgram: the time is negative or nan."""
     if not seconds >= 0:
         raise BadProgram(f"{name} is {seconds}; it must be at least 0 seconds")
 
@@ -345,7 +345,7 @@ class EngineRequests:
         request.route.n_running += 1
 
     def _forget(self, rid: int) -> EngineRequest | None:
-        """Remove a request and return it; None: it is not known."""
+        """Remove the request `rid`, and return it; None: there is no such request."""
         if (request := self._living.pop(rid, None)) is not None:
             client = request.run.client
             self._prompt_bytes[client] -= len(request.run.ids)

@@ -54,7 +54,7 @@ def compiled(pattern: str) -> Any:
 
 
 class Patterns:
-    """The patterns of one output. BadProgram: there are too many, or `compiled` refuses one."""
+    """The patterns of one output. BadProgram: there are too many patterns, or `compiled` refuses a pattern."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         if len(patterns) > MAX_PATTERNS:

@@ -179,8 +179,9 @@ class Form(NamedTuple):
         return [] if any(call.error for call in found) else found
 
     def _is_call(self, value: Any, names: Sequence[str]) -> bool:
-        """Whether JSON without a mark is a call, and not an answer in JSON: it has arguments, and no keys that a call
-        does not have; or it has only the name of a tool. With arguments, the name may be wrong: the model is told."""
+        """Whether JSON without a mark is a call, and not an answer in JSON: the JSON has arguments, and no keys that a
+        call does not have; or it has nothing but the name of a tool. With arguments, the name may be wrong: the model
+        then gets an error."""
         if not isinstance(value, dict):
             return False
         if value.keys() == {self.name}:
