@@ -42,7 +42,7 @@ def test_empty_batch_has_no_rows() -> None:
 def test_too_few_tokens_or_pages_raise() -> None:
     with pytest.raises(ValueError, match="3 new rows but only 2 tokens"):
         ragged([3], [2], [[1]], 4)
-    with pytest.raises(ValueError, match="5 tokens need 2 pages of 4, the request has 1"):
+    with pytest.raises(ValueError, match="5 tokens need 2 pages of 4, but the request has 1"):
         ragged([1], [5], [[1]], 4)
 
 
