@@ -259,8 +259,11 @@ class ChatTemplate:
         whole = self.render([question, ChatMessage(ASSISTANT, "", calls)], now=now)
         if not whole.startswith(before):
             raise BadProgram("the model's chat template begins a turn with calls in another way than other turns")
-        written = whole[len(before) :].rpartition("</think>")[2].strip()
-        return written.removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
+        written = whole[len(before) :]
+        reasoning, mark, rest = written.partition("</think>")
+        if mark and reasoning.strip() in ("", "<think>"):
+            written = rest
+        return written.strip().removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
 
     def check_role(self, role: str, controls: Callable[[str], Iterable[tuple[int, int, int]]]) -> None:
         """Check the name of a role. BadProgram: the template turns the name into a control token, as `<|{{ role }}|>`

@@ -299,6 +299,12 @@ def test_calls_written_by_a_template_round_trip(calls: list[tuple[str, dict[str,
         ]
 
 
+@pytest.mark.parametrize("source", [HERMES, QWEN3], ids=["hermes", "qwen3"])
+def test_end_mark_of_reasoning_in_arguments_is_kept(source: str) -> None:
+    text = template(source).calling((WireToolCall("1", "f", '{"s": "a </think> b"}'),))
+    assert [json.loads(call.arguments) for call in FORMS[source].read(text, text)] == [{"s": "a </think> b"}]
+
+
 @settings(deadline=None)
 @given(st.text(alphabet='<tool_call>/{}[]":,name argumentsf\\1'))
 def test_parser_accepts_any_text(text: str) -> None:
