@@ -27,7 +27,7 @@ from banyan.radix_cache.tree import Tree, n_tokens
 
 
 class _HintPosition(NamedTuple):
-    """A hint's place in an order. `number` orders hints with the same due time."""
+    """A hint's sort key in `expected` or `pinned`. due: its step, or the end of its pin. number: breaks ties."""
 
     due: float
     number: int

@@ -26,8 +26,8 @@ class Lru:
         """n_pages: pages of the pool."""
 
     def stored(self, n_stored: int, priority: int) -> int:
-        """Returns the eviction level of a new node. n_stored: number of pages stored before this node. priority: the
-        priority of the lease that stores the node."""
+        """Returns the eviction level of a new or revived node. n_stored: how many pages the tree has stored so far.
+        priority: that of the lease that stores the node; 0 if there is none."""
         return 0
 
     def used(self, level: int, priority: int) -> int:

@@ -555,7 +555,7 @@ class KVBudget(NamedTuple):
 
 
 def tokens_ahead(config: Config, device: str) -> int:
-    """The most tokens, after its published tokens, for which a request claims pages of windowed layers."""
+    """For how many tokens beyond those computed a request may claim pages of windowed layers, at most."""
     n_steps = 2 if device == "cuda" else 1  # on a GPU, a step is planned while another is computed
     return n_steps * config.step_tokens + 2 * config.page
 

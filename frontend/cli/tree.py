@@ -62,8 +62,8 @@ def draw(snapshot: dict[str, Any], roots: list[TreeNode], console: Console) -> N
 
 
 def _lines(root: TreeNode) -> Iterator[tuple[str, TreeNode | tuple[int, int]]]:
-    """The lines of the drawing as (indentation, node), from the top. Nodes that are not shown are replaced by (their
-    number, their tokens). A node without siblings is not indented."""
+    """The lines of the drawing as (indentation, node), from the top. Nodes that are left out are replaced by (how
+    many, their tokens). An only child is aligned with its parent, except below the root."""
     stack: list[tuple[str, str, TreeNode | tuple[int, int]]] = [("", "", root)]
     while stack:
         indent, branch, node = stack.pop()

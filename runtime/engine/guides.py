@@ -33,8 +33,8 @@ from banyan.runtime.protocol.wire import SetVocabulary as VocabularyMessage
 
 CACHE_BYTES = 256 << 20  # most bytes of cached constraints; beyond that the least recently used are evicted
 SLOW, PATIENCE = 0.02, 3
-"""A mask that takes more than SLOW CPU seconds delays all requests. After PATIENCE such masks in a row, the output
-fails."""
+"""A mask that takes more than SLOW CPU seconds delays all requests. After PATIENCE steps in a row with such a mask,
+the output fails."""
 UNKNOWN, UNREACHABLE = -1, -2
 """Placeholders for the token that a row samples. UNKNOWN: the token depends on a mask. UNREACHABLE: the row is below a
 draft token that is known to be wrong, so the token does not count."""
@@ -263,8 +263,8 @@ class Guides:
         return Masks(to_device(np.stack(out), self._device), to_device(np.array(which, np.int32), self._device))
 
     def _gives_up(self, request: Request | DraftPosition, slow: dict[int, int]) -> bool:
-        """Count a slow mask. After too many in a row, make the request's guide give up. Returns whether the guide gave
-        up."""
+        """Count one more step in a row with a slow mask, in `slow` (rid -> steps). After too many, make the request's
+        guide give up. Returns whether it gave up."""
         slow[request.rid] = n = self._n_slow.get(request.rid, 0) + 1
         if n < PATIENCE:
             return False

@@ -372,7 +372,7 @@ class Fleet:
             self._end_rest(next(iter(self._resting)), 0.0)
 
     def _go_on(self, demand: Demand) -> None:
-        """If a demand continues a resting text, end the text's rest."""
+        """If a demand continues a text that rests between two turns, count the longest such text as continued."""
         resting = self._resting
         for digest in reversed(demand.digests):  # the longest text
             if digest in resting:

@@ -67,7 +67,8 @@ class DraftBranch:
         self._gains: list[float] = list(accumulate(cumulative))
 
     def length(self, threshold: float) -> int:
-        """How many of the branch's tokens are right with at least the probability `threshold`."""
+        """How many of the branch's first tokens are right, with all before them, with at least the probability
+        `threshold`."""
         return bisect_right(self._negated, -threshold)
 
     def gain(self, n: int) -> float:

@@ -151,7 +151,7 @@ class Metadata(Body):
 
 
 class CountRequest(Body, kw_only=True):
-    """The body of POST /v1/messages/count_tokens: the fields of a request that decide its prompt."""
+    """The body of POST /v1/messages/count_tokens: the fields of a request that concern its prompt."""
 
     model: str
     messages: Annotated[list[MessageTurn], Meta(min_length=1)]

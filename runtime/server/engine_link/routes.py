@@ -179,7 +179,7 @@ class Routes:
 
     @property
     def queued_seconds(self) -> float:
-        """Seconds of work that was placed and is not done, at the measured seconds per token."""
+        """Seconds of work that is placed and not done: its rows, at the measured seconds per row."""
         return self._fleet.queued_seconds
 
     def find(self, serial: int) -> PlacedProgram | None:

@@ -94,7 +94,7 @@ class ReasoningOutput:
 
 
 def _n_before(request: EngineRequest, start: int) -> int:
-    """The number of tokens before the content, which begins at character `start` of an output."""
+    """How many of the request's tokens come before the content, which begins at character `start`."""
     return request.text.within(start, len(request.text.text))[0][0] if start else 0
 
 
