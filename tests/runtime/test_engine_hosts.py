@@ -219,11 +219,11 @@ def test_host_that_starts_with_other_files_of_an_adapter_is_refused(hosts: Hosts
     """Its digest replaced that of the first engine, which then refused all requests with the adapter."""
     (other := tmp_path / "other").mkdir()
     tiny.make_tokenizer(other)
-    rule = {"say": {"count": OUTPUT}, "adapters": {"a": "other files"}, "load_seconds": 3}
+    rule = {"say": {"count": OUTPUT}, "adapters": {"a": "other files"}, "load_seconds": 6}
     (other / "fake.json").write_text(json.dumps(rule))
     c = hosts.start(1, {"adapters": {"a": "/a"}}, str(other), say={"count": OUTPUT}, load_seconds=1)
     assert hosts.hosts[1].wait(60) == 1
-    assert list(hosts.engines()) == ["0"]
+    assert len(hosts.engines()) == 1  # engines are numbered as their hosts connect
     program = c.program()
     gen = wire.Gen(0, 0, wire.Sampling(max_tokens=300, temperature=0.0), adapter="a")
     program.submit([wire.Append(0, ("count",)), gen], last=True)
