@@ -41,7 +41,7 @@ class TreeNode(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The key of KINDS that describes the node."""
+        """The key of KINDS that describes the node; "" for a root."""
         if self.is_root:
             return ""
         states = ((self.n_locks, "in use"), (self.is_pinned, "pinned"), (self.is_expected, "expected"))

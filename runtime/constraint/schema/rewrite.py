@@ -140,8 +140,8 @@ class _SchemaWriter:
         return []
 
     def _order_and_close(self, rest: dict[str, Any]) -> None:
-        """With order "any", turn optional properties into patterns, which may come in any order. If unlisted names are
-        allowed, give them a pattern."""
+        """With order "any", turn two or more optional properties into patterns, which may come in any order, and give
+        unlisted names a pattern if they are allowed. Otherwise only `names_are_open` gives them one."""
         properties, needed = rest.get("properties", {}), rest.get("required", ())
         is_open = rest.get("additionalProperties", True) is not False
         free = [name for name, one in properties.items() if name not in needed and one is not False]

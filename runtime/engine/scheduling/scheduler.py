@@ -177,8 +177,8 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan | None:
         """Plan the next step; None: there is nothing to do. Claims and evicts pages and retracts requests; `commit`
-        changes token counts. If there is no plan, ordered page moves stay in the cache. now: seconds; only differences
-        count."""
+        changes token counts. If there is no plan, the cache keeps its moves to and from host memory for a later one.
+        now: seconds; only differences count."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a single request might not fit
         n_reserved = 0
