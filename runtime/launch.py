@@ -168,13 +168,19 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
 def start_gateway(config: HTTPConfig, timeout: float = 60.0) -> GatewayProcess:
     """Start the HTTP process of a running server. ConfigError: the process cannot listen, or its extra is not
     installed."""
-    config_address(config.address)
-    for name in ("starlette", "uvicorn", "httptools"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"http needs {name}: pip install 'banyan[http]'")
+    check_gateway(config.address)
     gateway, report = _start(GatewayProcess, GATEWAY, config, timeout, None)
     (gateway.url,) = report.lines
     return gateway
+
+
+def check_gateway(address: str) -> None:
+    """Check what is known before the HTTP process starts. ConfigError: `address` cannot be read, or the extra is not
+    installed."""
+    config_address(address)
+    for name in ("starlette", "uvicorn", "httptools"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"http needs {name}: pip install 'banyan[http]'")
 
 
 def _start(

@@ -440,6 +440,8 @@ def _serve(options: argparse.Namespace) -> int:
         http[name] = getattr(options, dest)
         if not options.http and http[name] != options.parser.get_default(dest):
             raise ConfigError(f"{flag} is for --http, which is not given")
+    if options.http:
+        launch.check_gateway(options.http)  # raises before the server loads a model
     server = launch.start(config)
     gateway: launch.GatewayProcess | None = None
     try:

@@ -323,6 +323,14 @@ def test_options_of_the_http_interface_need_it(
     assert f"{flag} is for --http, which is not given" in capsys.readouterr().err
 
 
+def test_an_http_address_that_cannot_be_read_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "start", lambda config: pytest.fail("a server starts"))
+    assert cli.main(["serve", "--http", "x"]) == 2
+    assert "cannot read 'x' as an address" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
