@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,21 +70,42 @@ def quantise(source: Path, out: Path, ids: Sequence[int], method: Method, n_bits
     per `group` inputs; embedding and head are not quantised. ids: a text of a few thousand tokens, on which the methods
     other than rtn observe the layers' inputs. progress: called with (layers done, layers).
 
-    Raises ConfigError: `out` exists, or `group` does not divide the layers' inputs; Unsupported: the model is not
-    dense, or is quantised already.
+    Raises ConfigError: `out` exists or cannot be created, or `group` does not divide the layers' inputs; Unsupported:
+    the model is not dense, or is quantised already.
     """
     spec = read_spec(source)
     if spec.dense is None or spec.quantisation is not None:
         raise Unsupported(f"{spec.name} ({spec.kind}) cannot be quantised: it must be of a native family, in floats")
-    if out.exists():
-        raise ConfigError(f"{out} exists already; name a new directory")
     sizes = spec.dense.hidden_size, spec.n_heads * spec.head_dim, spec.dense.intermediate_size
     if group < 1 or any(size % group for size in sizes):
         raise ConfigError(f"group is {group}, but layers have {', '.join(map(str, sizes))} inputs; it must divide them")
     if method != "rtn" and len(ids) < _LENGTH // 2:
         raise ConfigError(f"{method} needs a text of at least {_LENGTH // 2} tokens, and gets {len(ids)}")
-    model, dtype = _decoder(source), getattr(torch, spec.dtype)
-    layers = model.layers
+    with _new_directory(out):
+        model, dtype = _decoder(source), getattr(torch, spec.dtype)
+        _write(source, out, _quantised(source, model, ids, method, (n_bits, group, dtype), progress), n_bits, group)
+
+
+@contextmanager
+def _new_directory(path: Path) -> Iterator[None]:
+    """Create a directory before the work for it, which can take hours, and remove it if the work fails."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already; name a new directory") from None
+    except OSError as e:
+        raise ConfigError(f"cannot create the directory {path}: {e.strerror or e}") from e
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path)
+        raise
+
+
+def _quantised(source: Path, model: Decoder, ids: Sequence[int], method: Method, how: tuple[int, int, torch.dtype],
+               progress: Progress | None) -> dict[str, Tensor]:  # fmt: skip
+    """Return the tensors of the quantised checkpoint. how: n_bits, group and dtype, as for `rtn`."""
+    layers, dtype = model.layers, how[2]
     texts = [] if method == "rtn" else [F.embedding(torch.tensor(part), model.embed) for part in _windows(ids, model)]
     tensors: dict[str, Tensor] = {}
     with Checkpoint(source, None, torch.float32) as weights:
@@ -91,7 +114,7 @@ def quantise(source: Path, out: Path, ids: Sequence[int], method: Method, n_bits
             names = {field: [f"model.layers.{i}.{part}" for part in parts] for field, parts in _PARTS.items()}
             raw = {field: torch.cat([weights.take(f"{name}.weight").float() for name in parts])
                    for field, parts in names.items()}  # fmt: skip
-            layer, packed = _round(model, layer, raw, texts, method, (n_bits, group, dtype))
+            layer, packed = _round(model, layer, raw, texts, method, how)
             texts = [_run(model, layer, x) for x in texts]
             for field, parts in names.items():
                 left -= {f"{name}.weight" for name in parts}
@@ -105,8 +128,7 @@ def quantise(source: Path, out: Path, ids: Sequence[int], method: Method, n_bits
             if progress is not None:
                 progress(i + 1, len(layers))
         tensors |= {name: weights.take(name) for name in left - tensors.keys()}
-    held = {name: (t.to(dtype) if t.is_floating_point() else t).contiguous().clone() for name, t in tensors.items()}
-    _write(source, out, held, n_bits, group)
+    return {name: (t.to(dtype) if t.is_floating_point() else t).contiguous().clone() for name, t in tensors.items()}
 
 
 def _round(model: Decoder, layer: Layer, raw: dict[str, Tensor], texts: Sequence[Tensor], method: Method,
@@ -232,7 +254,6 @@ def _write(source: Path, out: Path, tensors: dict[str, Tensor], n_bits: int, gro
     }
     # the config.json of a GGUF file has no architectures
     config.setdefault("architectures", [f"{config['model_type'].capitalize()}ForCausalLM"])
-    out.mkdir(parents=True)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     for name in _TEXT_FILES:
         try:

@@ -124,7 +124,20 @@ def test_what_cannot_be_quantised_is_refused(tiny_model, tmp_path):
         convert.quantise(source, tmp_path / "q", TEXT[:9], "gptq", 4, 32)
     with pytest.raises(Unsupported, match="must be of a native family"):
         convert.quantise(tiny_model("gpt2"), tmp_path / "q", TEXT, "rtn", 4, 32)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot create the directory .*file/q: Not a directory"):
+        convert.quantise(source, tmp_path / "file" / "q", TEXT, "rtn", 4, 32, lambda *_: pytest.fail("a layer is done"))
     convert.quantise(source, tmp_path / "q", TEXT, "rtn", 4, 32)
     with pytest.raises(Unsupported, match=r"4 bits in groups of 32\) cannot be quantised"):
         convert.quantise(tmp_path / "q", tmp_path / "again", TEXT, "rtn", 4, 32)
     assert load(tmp_path / "q").spec.quantisation is not None
+
+
+def test_a_directory_is_removed_if_its_model_is_not_finished(tiny_model, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    source = tiny_model("llama", **WIDE)
+    with pytest.raises(KeyboardInterrupt):
+        convert.quantise(source, tmp_path / "q", TEXT, "rtn", 4, 32, interrupt)
+    convert.quantise(source, tmp_path / "q", TEXT, "rtn", 4, 32)
