@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 N_NAMESPACE = 64
-"""The longest namespace that a digest can contain, in bytes. Pages with a longer one are not kept in a file."""
+"""The longest namespace that a digest contains as it is, in bytes, and that a page in a file can have."""
 
 
 def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list[bytes]:
@@ -14,7 +14,9 @@ def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list
 
     A digest names a prefix across namespaces and machines. It has 16 bytes, so that collisions do not occur.
     """
-    state = blake2b(ids[: first * width], digest_size=16, key=namespace[:N_NAMESPACE])
+    if len(namespace) > N_NAMESPACE:  # the key of a digest cannot be longer
+        namespace = blake2b(namespace, digest_size=N_NAMESPACE).digest()
+    state = blake2b(ids[: first * width], digest_size=16, key=namespace)
     digests = [state.digest()]
     for o in range(first * width, len(ids) - width + 1, width):
         state.update(ids[o : o + width])

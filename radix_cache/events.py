@@ -18,10 +18,9 @@ for 4,096 new tokens, which take 20 us without (one core of an AMD EPYC, busy).
 from __future__ import annotations
 
 from collections import deque
-from hashlib import blake2b
 from typing import Literal, NamedTuple
 
-from banyan.radix_cache.digests import N_NAMESPACE, prefix_digests
+from banyan.radix_cache.digests import prefix_digests
 from banyan.radix_cache.node import Node, namespace_of
 from banyan.radix_cache.tree import Tree
 
@@ -85,11 +84,8 @@ class CacheEvents:
         width = self._tree.width
         if len(node.key) // width <= first:
             return None
-        namespace = namespace_of(node)
-        if len(namespace) > N_NAMESPACE:  # the key of a digest cannot be longer
-            namespace = blake2b(namespace, digest_size=N_NAMESPACE).digest()
         first += node.start * 4 // width
-        parent, *digests = prefix_digests(namespace, node.path, first, width)
+        parent, *digests = prefix_digests(namespace_of(node), node.path, first, width)
         return Event(kind, parent.hex(), tuple(digest.hex() for digest in digests), first)
 
     def since(self, number: int) -> EventPage:

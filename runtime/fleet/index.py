@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from hashlib import blake2b
 
-from banyan.radix_cache.digests import N_NAMESPACE, prefix_digests
+from banyan.radix_cache.digests import prefix_digests
 
 BLOCK = 64
 """How many tokens a block has."""
@@ -22,8 +21,6 @@ N_BLOCKS = 1 << 20
 def block_digests(namespace: bytes, ids: bytes) -> list[bytes]:
     """Digests of the prefixes of `ids` (int32) that end with a block, shortest first. namespace: the root key of the KV
     (tenant, adapter and weights), so that two tenants share no entry."""
-    if len(namespace) > N_NAMESPACE:  # as in the tree's events
-        namespace = blake2b(namespace, digest_size=N_NAMESPACE).digest()
     return prefix_digests(namespace, ids, 0, 4 * BLOCK)[1:]
 
 

@@ -88,6 +88,7 @@ def test_long_namespaces_have_different_digests() -> None:
         open_published(cache, ids(1, 2, 3, 4), namespace).close()
     mirror.update()
     assert len(mirror.digests) == 4
+    assert prefix_digests(b"x" * 65, b"", 0, 4) != prefix_digests(b"x" * 66, b"", 0, 4)
 
 
 def test_late_listener_receives_the_whole_tree() -> None:
