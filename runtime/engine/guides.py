@@ -269,7 +269,7 @@ class Guides:
         if n < PATIENCE:
             return False
         assert request.guide is not None
-        request.guide.give_up(f"{n} masks in a row took more than {1000 * SLOW:.0f} ms each")
+        request.guide.give_up(f"in {n} steps in a row, its masks took more than {1000 * SLOW:.0f} ms each")
         return True
 
 

@@ -430,7 +430,7 @@ def test_repeated_slow_masks_fail_their_request(bench: Bench, monkeypatch: pytes
     monkeypatch.setattr(guides, "SLOW", -1.0)
     output = bench.generate(ConstraintSpec("regex", "[ab]{9}"))
     assert output.error is not None
-    assert "masks in a row took more than" in output.error[1]
+    assert f"in {guides.PATIENCE} steps in a row, its masks took more than" in output.error[1]
     assert output.n_tokens == guides.PATIENCE - 1
 
 
