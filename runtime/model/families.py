@@ -19,6 +19,7 @@ from banyan.runtime.model.quantised.config import Quantisation
 from banyan.runtime.model.rope import NoScaling, Rope, parse_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
+MAX_LAYERS = 10_000
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +219,7 @@ def parse(config: dict[str, Any]) -> Dense:
     known = {key: value for key, value in config.items() if key in fields}
     try:
         dense = msgspec.convert(known, family)
-    except msgspec.ValidationError as e:
+    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter: half of a surrogate pair
         raise BadModel(f"config.json: {e}") from e
     dense = msgspec.structs.replace(dense, rope=parse_rope(config))
     _check(dense)
@@ -232,6 +233,8 @@ def _check(c: Dense) -> None:
               c.n_kv_heads, c.dim, c.max_position_embeddings)  # fmt: skip
     if min(counts) < 1:
         raise BadModel("config.json: a size or count is not positive")
+    if c.num_hidden_layers > MAX_LAYERS:  # before `windows` makes a tuple of as many
+        raise BadModel(f"config.json: num_hidden_layers is {c.num_hidden_layers}; at most {MAX_LAYERS} are possible")
     if c.num_attention_heads % c.n_kv_heads:
         raise BadModel(f"config.json: {c.num_attention_heads} heads cannot share {c.n_kv_heads} key-value heads evenly")
     if c.dim % 2:
