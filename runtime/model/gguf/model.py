@@ -168,8 +168,10 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
         rope.setdefault("rope_type", "linear")
     if rope.get("rope_type", "none") != "none":
         config["rope_scaling"] = rope
-    if "rope_freqs.weight" in stored:  # Llama 3.1's scaling, as a divisor for each frequency
-        factors = read_floats(stored["rope_freqs.weight"])
+    if (divisors := stored.get("rope_freqs.weight")) is not None:  # Llama 3.1's scaling, one for each frequency
+        if divisors.dtype != "F32":
+            raise BadModel(f"rope_freqs.weight is stored as {divisors.dtype}, but must be in F32")
+        factors = read_floats(divisors)
         reach = config["max_position_embeddings"]
         config["rope_scaling"] = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors,
                                   "factor": 1.0, "original_max_position_embeddings": reach}  # fmt: skip
@@ -198,6 +200,9 @@ def _check(config: dict[str, Any], own: dict[str, Any], tensors: dict[str, Store
         raise BadModel("it has no token_embd.weight")
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // max(1, config["num_attention_heads"]))
+    for field in ("num_key_value_heads", "head_dim"):
+        if not isinstance(config[field], int):
+            raise BadModel(f"its metadata gives {config[field]!r} as {field}, which must be an integer")
     if own.get("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
         n_rotated = own["rope.dimension_count"]
         raise Unsupported(f"only {n_rotated} of {config['head_dim']} dimensions are rotated, but all must be")

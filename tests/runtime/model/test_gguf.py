@@ -3,6 +3,7 @@
 The `gguf` package writes the files and dequantises them for comparison.
 """
 
+import math
 import random
 import struct
 import tracemalloc
@@ -196,6 +197,7 @@ def test_smol_names_its_package_where_it_is_absent(monkeypatch):
         ({"llama.attention.value_length": 8}, Unsupported, "keys have 16 dimensions, but values have 8"),
         ({"llama.block_count": 2**31}, BadModel, r"announces 2,147,483,648 layers, but it has only 1 tensors"),
         ({"llama.context_length": None}, BadModel, "gives no max_position_embeddings"),
+        ({"llama.attention.key_length": math.nan}, BadModel, "gives nan as head_dim, which must be an integer"),
         ({"llama.rope.scaling.type": "other"}, Unsupported, "rope_type is 'other'"),
         ({"general.alignment": 0}, BadModel, "general.alignment 0"),
     ],
@@ -204,6 +206,15 @@ def test_metadata_that_cannot_be_run_is_named(tmp_path, metadata, error, message
     embed = [("token_embd.weight", torch.zeros(8, 32).numpy(), 0)]
     with pytest.raises(error, match=message):
         spec.read_spec(write(tmp_path / "m.gguf", SHAPE | metadata, embed))
+
+
+def test_frequencies_must_be_floats_of_32_bits(tmp_path):
+    tensors = [
+        ("token_embd.weight", torch.zeros(8, 32).numpy(), 0),
+        ("rope_freqs.weight", torch.ones(8).half().numpy(), 1),
+    ]
+    with pytest.raises(BadModel, match=r"rope_freqs\.weight is stored as F16, but must be in F32"):
+        spec.read_spec(write(tmp_path / "m.gguf", SHAPE, tensors))
 
 
 def test_unknown_architectures_and_formats_are_named(tmp_path):
