@@ -331,7 +331,13 @@ class StateBase:
     # ---- variables ---------------------------------------------------------------------------------------------------
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._set(checked_name(name), value)
+        checked_name(name)
+        if isinstance(value, GenExpr | SelectExpr):
+            call = "gen" if isinstance(value, GenExpr) else "select"
+            raise BadProgram(
+                f"s[{name!r}] = ... only stores a value; to generate one, write s += bn.{call}({name!r}, ...)"
+            )
+        self._set(name, value)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values

@@ -252,6 +252,15 @@ def test_invalid_variable_name_is_refused(mock: bn.Mock, name: Any) -> None:
     assert text_of(body) == ""
 
 
+@pytest.mark.parametrize(("expr", "call"), [(bn.gen("x"), "gen"), (bn.select("x", ["a"]), "select")])
+def test_an_assigned_gen_is_refused(mock: bn.Mock, expr: Any, call: str) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.BadProgram, match=rf"to generate one, write s \+= bn\.{call}\('x', \.\.\.\)"):
+            s["x"] = expr
+
+    assert text_of(body) == ""
+
+
 def test_var_scope_captures_the_text_of_its_block(mock: bn.Mock) -> None:
     def raises(s: bn.State) -> None:
         with s.var_scope("broken"):
