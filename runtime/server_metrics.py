@@ -32,8 +32,10 @@ class Family(NamedTuple):
 
 
 class ServerMetrics:
-    """The metrics, computed from the server's last answer. A new engine counts from 0, so the last counts of engines
-    that have ended are added to its counts: counters never fall."""
+    """The metrics of a server, computed from its last answer to Ask("stats").
+
+    A new engine counts from 0. The last counts of engines that have ended are therefore added to the new engine's
+    counts, so that no counter falls."""
 
     def __init__(self) -> None:
         self._stats: Mapping[str, Any] = {}
@@ -64,7 +66,8 @@ def _evicted(reason: str) -> str:
 
 
 def _families(stats: Mapping[str, Any], previous: Mapping[str, float]) -> Iterator[Family]:
-    """The metrics. stats: the server's answer. previous: the counts of engines that have ended, which are added."""
+    """Yields the metrics. stats: the server's answer to Ask("stats"). previous: the last counts of engines that have
+    ended, which are added to the counts of the engines that run."""
     engine, cache, server = (stats.get(name, {}) for name in ("engine", "cache", "server"))
 
     def total(name: str) -> float:

@@ -16,8 +16,10 @@ NAP = 0.2
 
 
 def naps(timeout: float | None = None) -> Iterator[float | None]:
-    """Yields durations to sleep, one after another, until `timeout` seconds have passed; timeout None: without end.
-    Only the main thread gets signals, so on other threads there is one duration, the whole timeout."""
+    """Yields durations to sleep, in seconds, one after another, until `timeout` seconds have passed; None: without end.
+
+    Only the main thread gets signals, and sleeps in short slices for them. On other threads the only duration is the
+    whole timeout."""
     if threading.current_thread() is not threading.main_thread():
         yield timeout
         return

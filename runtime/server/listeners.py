@@ -1,7 +1,6 @@
-"""The sockets on which a server listens: the local one, and tcp:// if the config has `bind`.
+"""The sockets on which a server listens: the local one, and a tcp:// one if the config has `bind`.
 
-A client is identified by one letter for the socket and the identity that libzmq gave it there.
-"""
+A client is identified by one letter for its socket, followed by the identity that libzmq gave it on this socket."""
 
 from __future__ import annotations
 

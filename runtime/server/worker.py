@@ -108,8 +108,10 @@ class Peer:
 
 
 class Server:
-    """Everything that runs in the server process. `run` returns when the parent process is gone, a signal asked for the
-    end, or no engine can be started."""
+    """Everything that runs in the server process.
+
+    `run` returns when the parent process is gone or a signal asked for the end. It raises an error if the server cannot
+    go on, for example because no engine can be started any more."""
 
     def __init__(
         self, config: Config, alive_fd: int | None, ready_fd: int | None, is_private: bool, engine: Sequence[str]
@@ -144,7 +146,8 @@ class Server:
             self._undo = undo.pop_all()
 
     def _open(self, undo: contextlib.ExitStack, engine: Sequence[str]) -> None:
-        """Open sockets and start the engine. undo: closes them."""
+        """Open the sockets, start the engines and load the tokenizer. undo: gets the calls that close everything again.
+        engine: the command that starts an engine."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         undo.callback(os.close, self._wake)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -274,7 +277,8 @@ class Server:
         self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
     def _durables(self, undo: contextlib.ExitStack) -> Durables:
-        """Make the journal of durable programs, if clients can come back to their programs on this server."""
+        """Make the journal of durable programs. The result has no journal if no client could come back to its programs:
+        if the server ends with the process that started it, or if each connection is a tenant of its own."""
         if self._is_private:
             why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
             return Durables(unsupported=why)
@@ -393,8 +397,11 @@ class Server:
         self, client: Hashable, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
         has_images: bool = False,
     ) -> None:  # fmt: skip
-        """Run `work`, on a thread if the text is long, and then `then` on the loop, with the result or exception.
-        Clients share the threads in turn. has_images: `work` may have to wait until images are decoded."""
+        """Run `work`, and then call `then` on the loop with its result or exception. If the work is long, it runs on a
+        thread, and clients get the threads in turn; otherwise both run now.
+
+        n_chars: the cost of `work`, in units of encoding one character. has_images: use the thread where images are
+        decoded."""
 
         def result() -> Any:
             try:
@@ -439,7 +446,8 @@ class Server:
         self.times.since("receive", start)
 
     def _begin(self, client: bytes, data: bytes) -> QueuedWork:
-        """Make the work that a message asks for."""
+        """Decode a message. Returns the work that it asks for. If the message is invalid, the client is refused, and
+        the work is empty."""
         try:
             message: wire.SlicedMessage = decoders.decode_sliced(data)
         except wire.UNREADABLE as e:
@@ -559,7 +567,8 @@ class Server:
         self._forget(client)
 
     def _forget_gone(self) -> None:
-        """Forget the clients that left, once the messages that they sent before are received."""
+        """Forget the clients to which sending failed. A client that has left may have sent messages before; they are
+        received first, for at most LEAVE_TIMEOUT."""
         is_all_received = not self.listeners.has_messages
         for client, end in list(self._gone.items()):
             if is_all_received or time.monotonic() >= end:
@@ -576,8 +585,11 @@ class Server:
             self.work.add(client, QueuedWork("forget", self._end_programs(client, cancels)))
 
     def _end_programs(self, client: bytes, cancels: list[bytes]) -> Iterator[None]:
-        """End the programs of a client that is gone, and then drop what is cached for its tenant. cancels: its Cancel
-        messages that waited; they count, because the journal of a cancelled program is not kept."""
+        """End the programs of a client that is gone. Then drop what is cached for its tenant, if no other client has
+        this tenant. A generator; each of its steps ends one program.
+
+        cancels: the client's waiting Cancel messages. They are carried out first, because a cancelled program loses its
+        journal file, and other durable programs keep theirs."""
         for data in cancels:
             with contextlib.suppress(msgspec.DecodeError):
                 self.programs.cancel(client, msgspec.msgpack.decode(data, type=wire.Cancel))
@@ -668,7 +680,8 @@ class Server:
     # ---- the engine ------------------------------------------------------------------------------------------------
 
     def _start_engine(self, name: str, is_first: bool) -> EngineLink:
-        """Start an engine on this machine; see Replicas."""
+        """Start an engine on this machine. Returns the connection to it. name: the replica's number, as text. is_first:
+        whether the engine starts together with the server; False: it was added later."""
         config = msgspec.structs.replace(self.config, model=str(self.directory))
         if name != "0" and config.host_file:
             config = msgspec.structs.replace(config, host_file=f"{config.host_file}.{name}")
@@ -713,8 +726,8 @@ class Server:
                 replica.link.tell(wire.Ping())
 
     def _host_joined(self, new: NewHost) -> RemoteLink:
-        """Returns the connection for an engine host that has connected: the connection of an engine that is gone, else
-        a new one. ConnectFailed: there is no room for the engine."""
+        """Returns the connection to use for an engine host that has connected: the connection of an engine that is
+        gone, else a new one. Raises ConnectFailed if the server cannot take another engine now."""
         links = (replica.link for replica in self.replicas)
         link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
         if link is None:
@@ -819,9 +832,11 @@ class Server:
         self._welcome(ready)
 
     def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
-        """Why a new engine cannot run the programs of the running engines; "": it can. before: the weights of the
-        engine that it replaces; b"": the weights of the running engines. is_rolled: the engine is the first with
-        new weights."""
+        """Returns why a new engine cannot run the programs of the running engines, as the rest of a sentence; "" if it
+        can.
+
+        ready: the new engine's report. before: the weights that the new engine must have; b"": those of the running
+        engines. is_rolled: the engine is the first one with new weights, so its weights may differ."""
         mine = self._standard
         if not is_rolled and ready.weights != (before or mine.weights):
             return "has other weights than the running engines; its files were changed, or are another model's"
@@ -869,7 +884,7 @@ class Server:
         self.requests.routes.weights, self._standard = ready.weights, ready
 
     def _on_weights(self, directory: Path) -> None:
-        """Take over the name and directory of the model whose weights all engines have now."""
+        """Use the name and directory of the new model from now on. Called when all engines have its weights."""
         self.directory, self.name = directory, name_of(directory)
         if isinstance(self.images, Images):
             self.images.move(directory)  # the one before may be deleted now
@@ -896,10 +911,12 @@ class Server:
         self._make_poller()
 
     def _engine_died(self, replica: ReplicaProcess) -> None:
-        """Start another engine and replay the running requests. If an engine dies again and again before it is ready,
-        it is not replaced. The server ends if the dead engine was the last one, or if an engine dies while the server
-        itself is starting. An engine on another machine that has lost its connection is removed if there are others; if
-        it was the last one, the server waits for another."""
+        """Start another engine in place of a dead one, and send the dead engine's requests again.
+
+        An engine that has died several times before it was ready is not replaced. The server ends if that was the last
+        engine, or if an engine dies before the server has reported its start. An engine on another machine that has
+        lost its connection is removed if other engines can take its requests. Otherwise the server waits for another
+        engine."""
         link = replica.link
         link.receive(partial(self._handle_report, replica))  # reports sent before it died
         while replica.error is None and link.await_report():
@@ -950,7 +967,9 @@ class Server:
 
 
 def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
-    """Exit code 0: asked to end, or the parent is gone. 1: the server could not start, or no engine can be started any
+    """Run the server process. Returns the exit code.
+
+    0: a signal asked for the end, or the parent is gone. 1: the server could not start, or no engine can be started any
     more; the reason goes to the ready pipe or, without one, to stderr."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server")
     parser.add_argument("--config", required=True, help="a Config as JSON; its socket is where to listen")

@@ -34,7 +34,8 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 
 
 class SchedulingInfo(NamedTuple):
-    """The client of a program, and how urgent the program is. The other fields are those of wire.Run."""
+    """The client of a program, and how urgent the program is. The fields client, priority, deadline and namespace are
+    those of wire.Run."""
 
     client: int = 0
     priority: int = 0
@@ -45,7 +46,7 @@ class SchedulingInfo(NamedTuple):
 
 
 class StreamPiece(NamedTuple):
-    """A piece of the text of a streaming generation. The fields are those of wire.Delta."""
+    """A piece of the text of a streaming gen. The fields mean the same as in wire.Delta."""
 
     text: str
     n_tokens: int = 0
@@ -65,18 +66,22 @@ class RequestOwner(Protocol):
     scheduling: SchedulingInfo
 
     def record(self, run: wire.Run, visible: Collection[int]) -> JournalEntry | None:
-        """The record of this request in the program's journal; None: the program is not durable. run: the request with
-        its stop strings and patterns, which the engine does not get. visible: see `EngineRequests.start`."""
+        """Returns the request's entry in the program's journal; None: the program is not durable.
+
+        run: the request, still with its stop strings and patterns, which the engine does not get. visible: ids of
+        special tokens that the output text contains."""
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
-        """Count `n` tokens that the request with this `order` got."""
+        """Count `n` output tokens of one of the program's requests against the limits. order: the request's
+        wire.Run.order."""
 
     def crashed(self, error: Exception) -> None:
-        """End the program with `error`, because it cannot continue or the server itself failed."""
+        """End the program with an error, because it cannot continue, or because the server itself raised `error`."""
 
 
 def internal_error(error: Exception) -> ProgramError:
-    """The error of a program during which the server itself raised `error`. Prints the traceback of `error`."""
+    """Make the error that a program gets if the server itself raised `error` while it worked on the program. Prints the
+    traceback of `error`."""
     traceback.print_exception(error)
     return ProgramError(f"the server failed on this program: {error!r}")
 
@@ -95,7 +100,8 @@ def check_seconds(name: str, seconds: float) -> None:
 
 
 def check_priority(priority: int, deadline: float) -> None:
-    """Check the priority and the deadline that a client sent. BadProgram: one is out of range."""
+    """Check the priority and the deadline (in seconds) that a client sent. Raises BadProgram if one of them is out of
+    range."""
     if abs(priority) > MAX_PRIORITY:
         raise BadProgram(f"priority is {priority}; it must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
     if not 0 <= deadline < math.inf:
@@ -146,12 +152,13 @@ class EngineRequest:
 
     @property
     def serial(self) -> int:
-        """The serial number of its program."""
+        """The serial number of the program to which the request belongs."""
         return self.run.order[0]
 
     @property
     def scores(self) -> list[float]:
-        """The log-probabilities that `score_from` asked for."""
+        """The logprobs of the prompt tokens from index `run.score_from` on; [] if the request has not finished, or no
+        scores were asked for."""
         return [] if self.finish is None else list(array("f", self.finish.scores))
 
 
@@ -178,7 +185,9 @@ class EngineRequests:
         n_prefill: int = 0,
         max_bytes: int = 1 << 30,
     ) -> None:
-        """row_id: the token id that replaces the ids of rows of images."""
+        """n_vocabulary: the number of ids in the model's vocabulary; None: not known. clock: returns the current time
+        in seconds. row_id: the token id that stands for rows of images in the prompt's logprobs. The other arguments
+        are explained at the class."""
         self._tokenizer, self._n_vocabulary, self.clock = tokenizer, n_vocabulary, clock
         self._row_id = row_id
         self._call_later, self._on_end, self._is_late = call_later, on_end, is_late
@@ -230,10 +239,13 @@ class EngineRequests:
         """Send a request to the engine. Calls `done` once, when the request has ended.
 
         ids: the prompt, int32. order: as in wire.Run; it begins with the numbers of the program and of the state.
-        turn_ends: ids that end the output, unless eos is ignored. visible: special tokens that the text contains.
-        priority, deadline: of this request; None and 0.0: those of the owner apply. adapter: the digest of the adapter
-        that computes the request; b"": none. images, files: the rows of images in the prompt, and the images.
-        """
+        turn_ends: ids that end the output, unless the sampling parameters have ignore_eos. visible: ids of special
+        tokens that the output text contains. priority, deadline: of this request; None and 0.0: those of the owner
+        apply. adapter: the digest of the LoRA adapter that computes the request; b"": none. images: where rows of
+        images lie in the prompt. files: the images.
+
+        Raises BadProgram if a stop id is out of range, and Overloaded if the client's prompts would take too many
+        bytes."""
         tokens = self._tokenizer
         n_ids = self._n_vocabulary or 1 << 31
         for i in sampling.stop_token_ids:
@@ -320,9 +332,10 @@ class EngineRequests:
             request.owner.crashed(e)
 
     def end(self, client: int, serial: int) -> None:
-        """End a program that will start no more requests, and whose requests have all ended or were aborted. The engine
-        gets the aborts first: otherwise a Run whose constraint the engine still compiles could enter its queue after
-        the program's end, and the engine would keep the program."""
+        """End a program that will start no more requests, and whose requests have all ended or were aborted.
+
+        The engine must get the aborts of its requests first. Otherwise a request that still waits for its compiled
+        constraint could be queued after the program's end, and the engine would keep the program."""
         end = partial(self.routes.end, client, serial)
         if self._dropped:
             self._dropped.append(end)
@@ -411,7 +424,7 @@ class EngineRequests:
             self.fail(failed)
 
     def fail(self, failed: wire.Failed) -> None:
-        """End the request with the id `failed.program`."""
+        """End a request with an error. failed.program: the id of the request."""
         if request := self._forget(failed.program):
             self.kv_hints.ended(request.run, request.ids)
             request.failed = failed
@@ -419,9 +432,11 @@ class EngineRequests:
             request.route.trials.go_on()
 
     def replay(self, route: Route, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
-        """Send all requests of a dead engine again, with their output so far: the suspects to the engine that replaces
-        it, and the others to engines that are ready, if there are any. Requests that are given up fail with
-        Quarantined; so does a program of which MAX_LOST requests were given up."""
+        """Send all requests of a dead engine again, with their output so far.
+
+        Requests that may have caused the crash go to the engine that replaces the dead one. The others go to engines
+        that are ready, if there are any. Requests that have crashed too many engines fail with Quarantined. If MAX_LOST
+        requests of a program have failed in this way, the whole program fails with Quarantined."""
         self._lose_pulls(route)
         self.routes.lost(route)
         route.others = wire.OtherWork()
@@ -451,8 +466,10 @@ class EngineRequests:
         self._go_on()
 
     def vacate(self, route: Route) -> None:
-        """Place no more requests on this route. Requests that have output, or are on trial, end there; all others start
-        again elsewhere."""
+        """Place no more requests on this route.
+
+        A request ends on its old engine if it has output, or if it may have crashed an engine. All others start again
+        on other engines. Then the KV of the states without a running request is handed over to other engines."""
         route.is_open = False
         route.trials.take_innocent()
         for request in self._requests_of(route):
@@ -463,8 +480,8 @@ class EngineRequests:
         self._go_on()
 
     def _lose_pulls(self, route: Route) -> None:
-        """End the pulls to an engine that has died or left. The caller places its requests again, including those that
-        wait for a pull."""
+        """End the transfers of KV to an engine that has died or left. The caller must place all requests of that engine
+        again, also those that waited for a transfer."""
         for request in self._requests_of(route):
             request.pull = None
         self.routes.pulls.lost(route)
@@ -486,7 +503,8 @@ class EngineRequests:
             request.route.trials.add(request)
 
     def _run(self, request: EngineRequest, is_trial: bool) -> None:
-        """Send the request, with the output it has so far. A trial generates one token."""
+        """Send the request to its engine, with the output that it has so far. is_trial: the request may have crashed an
+        engine; it then generates one token, and waits to be continued."""
         if request.text.matched is not None:  # the request is complete; it only waited for the engine's token counts
             self._forget(request.rid)
             finish = wire.Finish(rid=request.rid, reason="abort", n_prompt=len(request.run.ids) // 4)
@@ -587,7 +605,8 @@ class EngineRequests:
         )
 
     def prompt(self, request: EngineRequest) -> tuple[wire.TokenLogprob, ...]:
-        """The prompt tokens whose logprobs were asked for. The logprob of a prompt's first token is nan."""
+        """Returns the prompt's tokens from the sampling parameter `logprob_start` on, with their logprobs; () if no
+        logprobs were asked for. The logprob of a prompt's first token is nan."""
         start = request.run.sampling.logprob_start
         if start < 0 or not request.run.sampling.logprobs:
             return ()
@@ -612,5 +631,6 @@ class EngineRequests:
         )
 
     def _spelling(self, i: int, text: str) -> bytes:
-        """The bytes of a token that may hold part of a character; b"" for others."""
+        """Returns the bytes of token `i` if they may be only part of a character, because its `text` has U+FFFD; else
+        b""."""
         return self._tokenizer.spelling[i] if "\ufffd" in text else b""

@@ -22,13 +22,12 @@ class WeightsRoll:
     """One change of weights.
 
     model     the new model
-    starting  the engine that loads the new weights now; None: an engine is being drained
+    starting  the engine that loads the new weights now; None: no engine loads, and the next one is being emptied
 
-    n_on: returns how many programs run on weights with a given fingerprint. restart: replaces an engine by an engine
-    with a given model. add: starts one more engine, with the new model. remove: ends an engine for good. use_weights:
-    has new programs use the weights of a ready engine. before: the model before the change. then: called at the end of
-    the change, with "" or an error.
-    """
+    n_on: returns how many programs run on the weights with a given fingerprint. restart: restart(replica, model)
+    replaces an engine by one with this model. add: starts one more engine, with the new model. remove: ends an engine
+    for good. use_weights: makes new programs use the weights of a ready engine. before: the model before the change.
+    then: called at the end of the change, with "" or an error."""
 
     def __init__(
         self,
@@ -44,7 +43,9 @@ class WeightsRoll:
         remove: Callable[[ReplicaProcess], None],
         use_weights: Callable[[wire.Ready], None],
     ) -> None:
-        """ConfigError: an engine is being added or drained, or the second engine that is needed cannot be added."""
+        """model, before: the new model and the one before. then: called at the end, with "" or an error. The other
+        callbacks are explained at the class. Raises ConfigError if an engine is not ready or is being drained, or if a
+        second engine is needed and cannot be added."""
         self.model, self._before, self._then = model, before, then
         self._replicas, self._requests = replicas, requests
         self._n_on, self._restart, self._remove, self._use_weights = n_on, restart, remove, use_weights
@@ -71,8 +72,8 @@ class WeightsRoll:
         return not is_known and (replica is self.starting or has_joined)
 
     def go_on(self) -> None:
-        """Do the steps of the change that are possible now. Called whenever an engine or a program may have made a step
-        possible."""
+        """Do the steps of the weight change that are possible now. Called whenever an engine or a program has changed
+        in a way that may make a step possible."""
         there = [*self._replicas]  # replicas that are not in this list were lost
         self._left = [one for one in self._left if one in there]
         self._emptying = self._emptying if self._emptying in there else None
@@ -107,8 +108,8 @@ class WeightsRoll:
         self._start(one, self.model)
 
     def _give_up(self, last: ReplicaProcess) -> None:
-        """End the change, because the engine that was added, the only one with the new weights, is lost. last: the
-        engine that remains. It keeps the old weights."""
+        """End the change of weights without success: the engine that was added for it was the only one with the new
+        weights, and is lost. last: the engine that remains, with the old weights. New programs use these again."""
         last.is_rolled = False
         if last.link.ready is not None:
             self._use_weights(last.link.ready)

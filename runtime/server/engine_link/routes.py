@@ -1,13 +1,12 @@
 """Decides which engine computes which program.
 
-A program is placed with its first request, because its prompt is known then. All its requests go to that engine, which
-is the home of the program. The branches of a fork are placed with the first request of one of them, and may be split
-over several engines; what follows the join is computed at home again. A program or a branch is placed again when its
-engine is drained, dies, or has a request on trial. `fleet/placement.py` chooses the engine.
+A program is placed with its first request, because its prompt is known then. Its requests go to that engine, the home
+of the program. The branches of a fork are placed together, with the first request of any of them, and may be split over
+several engines. After the join, the program continues at home. A program or a branch is placed again if its engine is
+drained, dies, or runs a request alone that may have crashed an engine. `fleet/placement.py` chooses the engine.
 
-The choice may include that the engine first pulls the KV of a prefix from another one (pulls.py). Some engines may take
-prompts only: they compute long prompts, whose KV the other engines then pull (disaggregated prefill).
-"""
+An engine may first pull the KV of a prefix from another engine (pulls.py). Some engines may only compute prompts: they
+compute long prompts, whose KV the other engines then pull (disaggregated prefill)."""
 
 from __future__ import annotations
 
@@ -52,20 +51,19 @@ BookedWork = tuple[ProgramPlacement, int]
 
 
 class Route:
-    """The way to one engine, and to the engines that replace it when it dies.
+    """The way to one engine, and to the engine that replaces it when it dies.
 
     send       sends the engine a command
-    trials     starts the requests; after a crash, first the suspects, one at a time
+    trials     starts the requests; after a crash, first the requests that may have caused it, one at a time
     n_running  requests on the engine that have not ended
     is_ready   the engine has loaded its model
-    is_open    the engine takes programs; False: it is drained
-    is_prefill the engine computes prompts for other engines, and programs only if there are no other engines
-    kv         the format of the engine's pages; None: they cannot be moved
+    is_open    the engine takes new programs; False: it is being drained
+    is_prefill the engine computes prompts for other engines, and runs programs only if no other engine can
+    kv         the format of the engine's pages; None: other engines cannot take them over
     cores      the CPU cores that the engine uses, and its machine; None: it computes on a GPU
-    n_pulls    pulls from the engine that have not ended
+    n_pulls    transfers of KV from the engine that have not ended
     weights    the fingerprint of the engine's weights; b"": not known yet
-    others     the work that other servers have on the engine, if it is shared
-    """
+    others     the work that other servers have on the engine, if it is shared"""
 
     def __init__(
         self, name: str, send: Callable[[wire.EngineCommand], None], trials: Trials[Any], is_prefill: bool = False
@@ -92,12 +90,11 @@ class PlacedProgram:
     """Where a program runs.
 
     home        the route of the program; None: it has not been placed yet
-    branches    number of a state -> its route, if that is not home
-    forks       branch without a request so far -> all branches of its fork
+    branches    number of a state -> the route on which it was placed
+    forks       branch that was not placed yet -> all branches of its fork
     booked      branch that was placed, but has no request so far -> its expected work
     routes      all routes that have had requests of the program
-    n_given_up  number of requests that were given up
-    """
+    n_given_up  how many of its requests failed because they had crashed several engines"""
 
     __slots__ = ("booked", "branches", "forks", "home", "n_given_up", "routes")
 
@@ -111,14 +108,14 @@ class PlacedProgram:
 
 
 class Routes:
-    """All routes, and the programs that have requests."""
+    """The routes to all engines of a server, and where each program with requests runs."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         call_in: Callable[[float, Callable[[], None]], object] = lambda seconds, call: None,
     ) -> None:
-        """clock: the present time in seconds. call_in: call_in(seconds, call) makes a call later."""
+        """clock: returns the current time in seconds. call_in: call_in(seconds, call) makes a call after that time."""
         self.all: list[Route] = []
         self._programs: dict[int, PlacedProgram] = {}  # by serial
         self._fleet = Fleet(STEP)
@@ -141,8 +138,8 @@ class Routes:
             placed.routes.discard(route)
 
     def lost(self, route: Route) -> None:
-        """Remove an engine from the fleet, for instance because the engine and its cache are lost. `_join` adds it
-        again."""
+        """Remove an engine from the fleet, so that nothing is placed on it, and forget what its tree holds. The engine
+        is added again, with an empty tree, at the next placement at which it takes programs."""
         if self._in_fleet.pop(route, None) is not None:
             self._fleet.remove(route.name)
 
@@ -165,7 +162,8 @@ class Routes:
             self._fleet.set_others(route.name, work.n_prompt, n_out, work.n_running)
 
     def heard(self, route: Route, news: wire.TreeEvents, page: int) -> Iterator[None]:
-        """Record what an engine has stored and evicted, one event at a time. page: tokens of a page."""
+        """Record what an engine has stored in its tree and evicted from it. A generator; each of its steps records one
+        event. page: the number of tokens in a page."""
         if news.is_all:
             self.lost(route)  # forget what was known about it; `_join` adds it again at the next placement
             self._join()
@@ -179,14 +177,16 @@ class Routes:
 
     @property
     def queued_seconds(self) -> float:
-        """Seconds of work that is placed and not done: its rows, at the measured seconds per row."""
+        """The estimated seconds of all work that is placed on engines and not done: its rows, at the measured seconds
+        per row."""
         return self._fleet.queued_seconds
 
     def find(self, serial: int) -> PlacedProgram | None:
         return self._programs.get(serial)
 
     def forked(self, serial: int, children: tuple[int, ...]) -> None:
-        """Record the branches of a fork. They are placed with the first request of one of them."""
+        """Record the branches of a fork. All of them are placed when the first request of any branch arrives. children:
+        the numbers of the branches' states."""
         if len(self.all) > 1:
             placed = self._programs.setdefault(serial, PlacedProgram())
             placed.forks.update(dict.fromkeys(children, children))
@@ -245,8 +245,10 @@ class Routes:
     def _choose(
         self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...], takers: set[Route], weights: bytes
     ) -> None:
-        """Place a program, or the branches of a fork. branches: the states to place: the branches of the fork, or one
-        state. takers: the engines that take programs and have the weights `weights`."""
+        """Choose engines for a program, or for the branches of a fork, and record them in `placed`.
+
+        branches: the numbers of the states to place: all branches of the fork, or one state. takers: the engines that
+        take programs and have the weights `weights`."""
         if takers:
             placement = self._fleet.place(self._demand(run, len(branches), weights))
             by_name = {route.name: route for route in takers}
@@ -272,8 +274,11 @@ class Routes:
             self.pulls.start(run, by_name[source], by_name[target], first, end, seconds)
 
     def _prefill_elsewhere(self, run: wire.Run, target: Route, placement: ProgramPlacement, branch: int) -> None:
-        """If there is an engine that takes prompts only, let it compute the part of a prompt that is not cached, unless
-        pulling the KV would take longer than computing that part on `target`."""
+        """Let an engine that only computes prompts compute the part of a prompt that is not cached, and let `target`
+        pull the KV from it.
+
+        Does nothing if there is no such engine, or if the pull would take longer than computing that part on `target`.
+        placement, branch: where the request's program was placed, and the index of the branch in it."""
         missing, pull, step = placement.left[branch][0], self._fleet.pull_time, self._fleet.step_time
         role = PROMPTS + target.weights
         if missing < BLOCK or pull is None or role not in self._in_fleet.values() or run.score_from >= 0:
@@ -294,8 +299,10 @@ class Routes:
         self._fleet.computed(placement, branch, n_prompt=missing)
 
     def hand_over(self, route: Route, texts: Iterable[tuple[int, int, bytes, bytes]]) -> None:
-        """Move the programs of an engine that is drained to other engines, with the KV of their resting states. texts:
-        for each state, the serial of its program, its number, its namespace and its tokens."""
+        """Move the resting states of a drained engine to other engines, which pull their KV; at most MAX_TEXTS states.
+        States that are not moved are placed again with their next request.
+
+        texts: for each state, the serial of its program, its number, its namespace and its tokens."""
         takers = {one for one in self._join() if one.weights == route.weights}
         by_name = {one.name: one for one in takers}
         for serial, state, namespace, ids in islice(texts, MAX_TEXTS):
@@ -317,7 +324,7 @@ class Routes:
         return Demand(block_digests(run.namespace, run.ids), len(run.ids) // 4, branches, weights)
 
     def began(self, rid: int) -> None:
-        """Record that a request has its first token, so that its prompt is computed."""
+        """Record that a request has its first output token, which means that its prompt is computed."""
         if (booked := self._booked.get(rid)) is not None:
             self._fleet.computed(*booked, n_prompt=MAX_COUNT)
 
@@ -329,8 +336,8 @@ class Routes:
                 self._n_out += (n_out - self._n_out) / MEMORY
 
     def hint(self, serial: int, command: wire.EngineCommand) -> None:
-        """Send a hint about the KV of a program to the engines that have run requests of the program; to all engines if
-        none has, or the program has ended."""
+        """Send a hint about the KV of a program to the engines that have run its requests. If no engine has, or the
+        program has ended, send it to all engines."""
         placed = self._programs.get(serial)
         for route in (placed and placed.routes) or self.all:
             route.send(command)

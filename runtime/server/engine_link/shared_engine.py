@@ -1,14 +1,14 @@
-"""One engine for several servers: what its host (engine_host.py) changes in the messages between them.
+"""Lets several servers share one engine. The host of the engine (engine_host.py) uses it to change the messages between
+them.
 
-Each server numbers its requests, programs, holds, questions and pulls itself. On the way to the engine, the host adds
-the number of the server to these numbers. Each report goes to the server whose number it has. So neither the engine nor
-a server knows about other servers. But the host tells each server how much work the others have in the engine, for the
-placement of programs.
+Each server numbers its requests, programs, holds of KV, questions and pulls without regard to other servers. On the way
+to the engine, the host adds the number of the server to these numbers. Each report goes back to the server whose number
+it has. So neither the engine nor a server knows about other servers. But the host tells each server how much work the
+others have in the engine, because servers place their programs by the engines' work.
 
 When a server is gone, all that it had in the engine ends. When the engine dies, each server learns which of its own
-requests the engine was working on. Suspects are tried one at a time over all servers, and if the engine dies during a
-trial, only the request on trial is blamed.
-"""
+requests the engine was working on. These suspects run again one at a time, over all servers. If the engine dies while
+one of them runs alone, only this request is blamed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class NotShared(Exception):
 
 
 class _Living:
-    """A request in the engine. n_prompt: prompt tokens that are expected to be computed; 0 after the first token."""
+    """A request in the engine.
+
+    n_prompt: the number of its prompt tokens that probably still have to be computed; 0 after the first output token.
+    images: digests of the images in its prompt."""
 
     __slots__ = ("images", "n_prompt", "server")
 
@@ -48,12 +51,12 @@ class _Living:
 
 
 class SharedEngine:
-    """The engine that runs now, and what each server has in it. A server that comes back gets another number, because
-    the engine may still report on the requests with the old number.
+    """Translates between one engine and the servers that share it, and keeps what each server has in the engine.
+
+    A server that comes back gets another number, because the engine may still report on requests with the old number.
 
     ready     the Ready message of the engine; None until it has come
-    has_news  the work of servers has changed since the last `news`
-    """
+    has_news  whether the work of servers has changed since the last call of `news`"""
 
     def __init__(self) -> None:
         self._cached = 0.5  # expected share of a prompt that is cached
@@ -85,8 +88,10 @@ class SharedEngine:
     # ---- commands --------------------------------------------------------------------------------------------------
 
     def take(self, server: int, data: bytes) -> Iterable[bytes]:
-        """Handle an encoded command of a server. Returns the encoded commands for the engine. NotShared: the command
-        contradicts those of other servers. Also raises the errors of decoding invalid data."""
+        """Handle one encoded command of a server. Returns the encoded commands to send to the engine.
+
+        Raises NotShared if the command does not fit those of the other servers (its tokenizer is another one), and a
+        decoding error if `data` is invalid."""
         return map(wire.encode, self._commands(server, decoders.decode_command(data)))
 
     def _commands(self, server: int, command: wire.EngineCommand) -> Iterable[wire.EngineCommand]:
@@ -146,8 +151,8 @@ class SharedEngine:
         return (command,)
 
     def _unload(self, server: int, digest: str) -> str:
-        """The digest of the adapter that the engine must unload because a server has asked for that; "": none yet,
-        because other servers still use the adapter, or an adapter is being loaded."""
+        """Record that a server no longer uses an adapter. Returns the digest of the adapter if the engine must unload
+        it now. Returns "" if other servers use it, or while any adapter is being loaded."""
         self._adapters[digest].discard(server)
         if self._loads:
             self._unused.add(digest)
@@ -171,8 +176,9 @@ class SharedEngine:
         return [wire.Ask(NOBODY, "unload_adapter", name=digest) for digest in digests if self._freed(digest)]
 
     def _numbered(self, server: int, run: wire.Run) -> wire.Run:
-        """The request with the engine's numbers. Programs are numbered in the order of their arrival, because the
-        engine may run older programs first."""
+        """Returns the request with the numbers that the engine uses for its id, client and program. Programs get
+        ascending numbers in the order in which they arrive, over all servers, because the engine may run older programs
+        first."""
         client, order = _number(server, run.client), run.order
         if order:
             number, _ = self._programs.setdefault((server, order[0]), (self._n_programs, client))
@@ -240,7 +246,8 @@ class SharedEngine:
                     yield server, report
 
     def _want(self, images: Collection[bytes], servers: Iterable[int]) -> Sent:
-        """Ask for images, from the servers whose requests and exports have them."""
+        """Ask servers for images that the engine needs: each server whose requests or exports of KV contain them.
+        Yields (server, WantImages)."""
         self._asked |= {image: set[int]() for image in images}
         for server in servers:
             of_server = {i for one in self._living.values() if one.server == server for i in one.images}
@@ -251,15 +258,15 @@ class SharedEngine:
                 yield server, wire.WantImages(wanted)
 
     def _without_server(self) -> Iterable[wire.ImagePixels]:
-        """Make answers with an error, for images that the engine waits for but no server has. The engine would not ask
-        again."""
+        """Returns an error as the answer for each image that the engine waits for and no server has. The engine asks
+        only once, so without an answer it would wait forever."""
         lost = [image for image, servers in self._asked.items() if not servers]
         for image in lost:
             del self._asked[image]
         return [wire.ImagePixels(image, error="the server that had the image is gone") for image in lost]
 
     def _split(self, step: wire.Step) -> Sent:
-        """The parts of a step that belong to each server."""
+        """Yields (server, its part of the step) for each server that has requests in the step."""
         parts: defaultdict[int, _Part] = defaultdict(_Part)
         at, ids = 0, memoryview(step.ids)
         rids, counts = memoryview(step.rids).cast("q"), memoryview(step.counts).cast("i")
@@ -294,8 +301,8 @@ class SharedEngine:
     # ---- servers that come and go, and the engine's end ------------------------------------------------------------
 
     def ready_for(self, server: int, adapters: Collection[str]) -> bytes:
-        """The encoded Ready message for a server whose configuration has adapters of these names. NotShared: the engine
-        lacks one."""
+        """Returns the encoded Ready message for one server. adapters: the names of the adapters in the server's
+        configuration. Raises NotShared if the engine does not have all of them."""
         assert self.ready is not None
         own = {name: digest for name, digest in self.ready.adapters.items() if name in adapters}
         if missing := set(adapters) - set(own):
@@ -305,9 +312,11 @@ class SharedEngine:
         return wire.encode(msgspec.structs.replace(self.ready, adapters=own))
 
     def leave(self, server: int, servers: Iterable[int]) -> tuple[list[tuple[int, bytes]], list[bytes]]:
-        """Remove a server that is gone. servers: those that still use the engine. Returns the encoded reports for them,
-        which ask for images that only the removed server was asked for, and the encoded commands that end its requests,
-        holds and programs in the engine."""
+        """Remove a server that is gone. servers: the numbers of the servers that still use the engine.
+
+        Returns two lists. The first has (server, encoded report) for the remaining servers: requests for images that
+        only the removed server was asked for. The second has the encoded commands that end the removed server's
+        requests, holds, pulls and programs in the engine."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] != server)
         self._listeners.discard(server)
         self._told.pop(server, None)
@@ -332,14 +341,15 @@ class SharedEngine:
         return sent, [wire.encode(command) for command in (*commands, *self._without_server())]
 
     def death_of(self, death: Death, server: int) -> Death:
-        """The death of the engine as one server sees it: with the requests of this server only, and blameless if only
-        requests of other servers are blamed."""
+        """Returns the death of the engine as one server sees it: with the requests of this server only. It is blameless
+        if only requests of other servers may have caused it."""
         blamed = {self._on_trial} if self._on_trial in death.rids else death.rids
         own = frozenset(rid for of, rid in map(_split_number, blamed) if of == server)
         return death._replace(rids=own, is_blameless=death.is_blameless or bool(blamed and not own))
 
     def news(self, servers: Iterable[int]) -> list[tuple[int, bytes]]:
-        """(server, encoded OtherWork), for each server for which the work of the others has changed."""
+        """Returns (server, encoded OtherWork) for each server that must be told that the work of the other servers has
+        changed."""
         self.has_news = False
         n_prompt, n_running = defaultdict[int, int](int), defaultdict[int, int](int)
         for living in self._living.values():
@@ -382,7 +392,8 @@ def _images_of(run: wire.Run) -> frozenset[bytes]:
 
 
 def _number(server: int, number: int) -> int:
-    """The engine's number for a server's number. ValueError: `number` is out of range."""
+    """Returns the number that the engine uses for `number`, which a server uses for one of its requests, clients, holds
+    or pulls. Raises ValueError if `number` is out of range."""
     if number >> SHIFT:
         raise ValueError(f"{number} is not from 0 to 2 ** {SHIFT} - 1")
     return server << SHIFT | number

@@ -1,4 +1,4 @@
-"""Runs long work on threads that all clients share, such as the encoding of prompts."""
+"""Runs long work, such as the encoding of prompts, on threads that all clients share."""
 
 from __future__ import annotations
 

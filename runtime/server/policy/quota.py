@@ -23,7 +23,7 @@ MAX_TEMPLATES = 4096
 
 
 class _ClientUsage:
-    """What one client has on the server."""
+    """What one client has on the server: its programs, their estimated bytes, and its templates."""
 
     __slots__ = ("n_bytes", "n_programs", "templates")
 
@@ -42,7 +42,8 @@ class Quota:
         self._program_bytes: dict[int, int] = {}  # by serial
 
     def begin(self, program: RunningProgram) -> None:
-        """Count a program that starts. The program is counted even if this raises."""
+        """Count a program that starts. Raises Overloaded if its client has too many programs; the program is counted
+        all the same."""
         usage = self._usage(program.client)
         usage.n_programs += 1
         self._program_bytes[program.serial] = 0
@@ -67,7 +68,8 @@ class Quota:
                 self.undefine(client, number)
 
     def hold(self, program: RunningProgram, n_bytes: int) -> None:
-        """Count more memory of a program. The memory is counted even if this raises."""
+        """Count `n_bytes` more memory for a program. Raises BadProgram if the program has too much, and Overloaded if
+        its client has. The memory is counted in each case."""
         usage = self._clients[program.client]
         usage.n_bytes += n_bytes
         self._program_bytes[program.serial] = total = self._program_bytes[program.serial] + n_bytes
@@ -83,7 +85,8 @@ class Quota:
             )
 
     def queue(self, program: RunningProgram, op: wire.Op, n_encoded: int) -> None:
-        """Count an op that is added to a program. n_encoded: as for `bytes_of`."""
+        """Count the memory of an op that is added to a program. Raises BadProgram or Overloaded, like `hold` and
+        `bytes_of`. n_encoded: bytes of the encoded op."""
         n_bytes = self.bytes_of(op, n_encoded)
         if isinstance(op, wire.Use):
             found = self._clients[program.client].templates.get(op.template)
@@ -127,7 +130,8 @@ class Quota:
             self._clients.pop(client, None)
 
     def bytes_of(self, op: wire.Op, n_encoded: int) -> int:
-        """Estimated memory of an op, while it is queued and as text of its state. n_encoded: bytes of its encoding."""
+        """Estimate the memory of an op in bytes: while it is queued, and later as text of its state. n_encoded: bytes
+        of the encoded op. Raises BadProgram if the op has more branches, samples or choices than allowed."""
         match op:
             case wire.Append(parts=parts):
                 return OP + OP // 4 * len(parts) + n_encoded

@@ -92,7 +92,7 @@ class Timers:
 
 
 class _Budget:
-    """Tokens that a run, a batch or a gen may generate."""
+    """A limit on the generated tokens of a run, a batch or a gen, and the tokens spent so far."""
 
     __slots__ = ("limit", "of", "programs", "spent")
 
@@ -106,10 +106,10 @@ class _Budget:
 
 
 class Limiter:
-    """Enforces the limits of programs and gens.
+    """Enforces the timeouts and token budgets of programs and gens.
 
-    end(program, error): end a program. stop(program, state, error): end the gen or select that runs in a state.
-    """
+    It calls end(program, error) to end a program, and stop(program, state, error) to end the gen or select that runs in
+    a state."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Limiter:
         self._gens[program.serial, state.number] = budget, timer
 
     def rest(self, program: RunningProgram, state: RunningState) -> None:
-        """Stop enforcing the limits of a state's gen or select, which has ended."""
+        """Stop enforcing the timeout and budget of the gen or select that has ended in a state."""
         if (watched := self._gens.pop((program.serial, state.number), None)) is not None and watched[1] is not None:
             watched[1].cancel()
 
@@ -190,7 +190,7 @@ class Limiter:
                 self._end_programs(budget, budget.error)
 
     def _end_programs(self, budget: _Budget, error: BanyanError) -> None:
-        """End all programs of a budget, a few at a time."""
+        """End all programs that share a budget with `error`, ENDED of them at once and the others in later calls."""
         for _ in range(min(len(budget.programs), ENDED)):
             self._end(budget.programs.pop(), error)
         if budget.programs:

@@ -51,7 +51,8 @@ def root_key(salt: bytes, weights: bytes) -> bytes:
 
 
 def salted(namespace: bytes, salt: str) -> bytes:
-    """The namespace (16 bytes) of programs with a `salt`, within `namespace`; see wire.ProgramLimits."""
+    """Returns the namespace (16 bytes) of programs that set `salt` in their limits, within the namespace of their
+    tenant. They share KV only with programs of the same salt. "": `namespace` itself."""
     return blake2b(salt.encode(), key=namespace, digest_size=16, person=b"banyan salt").digest() if salt else namespace
 
 
@@ -89,7 +90,8 @@ def configured(config: Config, environment: Mapping[str, str] = os.environ) -> t
 
 
 class Tenants:
-    """The tenant of each connected client. weights: fingerprint of the model's weights (wire.Ready.weights)."""
+    """Knows the tenant of each connected client. weights: the fingerprint of the weights with which new programs
+    begin."""
 
     def __init__(self, tokens: Iterable[AccessToken] = (), isolates_connections: bool = False) -> None:
         """isolates_connections: each connection is a tenant of its own."""
@@ -102,7 +104,8 @@ class Tenants:
         self.weights = b""
 
     def set_weights(self, weights: bytes) -> None:
-        """Set the weights, part of all root keys, on which programs that begin from now on run."""
+        """Set the fingerprint of the weights on which new programs run. It is a part of all root keys, so KV of other
+        weights is not found."""
         self.weights = weights
         for client, tenant in self._of.items():
             self._names[self.root(client)] = client.hex() if self._isolates else tenant.name
@@ -112,8 +115,8 @@ class Tenants:
         return bool(self._tokens)
 
     def identify(self, hello: wire.Hello) -> Tenant:
-        """The tenant of a client that connects. ConnectFailed: its token is missing or wrong, or it may not act for
-        the tenant that it names."""
+        """Returns the tenant of a client that connects. Raises ConnectFailed if the client's token is missing or wrong,
+        or if the client names a tenant for which it may not act."""
         tenant = self._authenticate(hello)
         if not hello.tenant:
             return tenant

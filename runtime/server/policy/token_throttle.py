@@ -62,7 +62,8 @@ class TokenThrottle:
             self._timers.call(LOG_INTERVAL, self._end_interval)
 
     def pause(self, address: str) -> float:
-        """Seconds for which a peer at this address must wait until it learns whether its token is right."""
+        """Returns for how many seconds the server delays its answer to a peer at this address, whether the peer's token
+        is right or wrong; 0.0: no delay."""
         n = self._n_recent(address) - FREE
         return min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(n, 60.0)) if n > 0 else 0.0
 

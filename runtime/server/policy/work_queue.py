@@ -26,15 +26,19 @@ MESSAGE = 128
 
 
 class QueuedWork(NamedTuple):
-    """Work of a client. kind: see LoopTimes. steps: an iterator that does one step of the work when it is advanced."""
+    """Work of a client.
+
+    kind: what LoopTimes records its time under. steps: an iterator; each `next` does one step of the work."""
 
     kind: str
     steps: Iterator[None]
 
 
 class _ClientBacklog:
-    """The waiting work of one client. credit: seconds that the client may use in this round; negative: it has used
-    seconds of later rounds."""
+    """The waiting work of one client.
+
+    credit: the seconds of loop time that the client has left in this round. If its work took longer than that, the
+    credit is negative, and the excess is taken from its next rounds."""
 
     __slots__ = ("credit", "items", "n_bytes")
 
@@ -58,7 +62,7 @@ class WorkQueue:
         self._until = math.inf
 
     def __bool__(self) -> bool:
-        """Whether something waits."""
+        """Whether any message or work waits."""
         return bool(self._clients)
 
     def is_late(self) -> bool:

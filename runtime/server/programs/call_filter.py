@@ -18,8 +18,10 @@ class CallFilter:
         self._is_call = self._is_text = False
 
     def feed(self, text: str, mark_at: int = -1) -> None:
-        """Take more text of the turn. mark_at: the index, in all text so far, at which a call mark begins that the text
-        does not show; -1: there is none yet."""
+        """Take more text of the turn, and pass on what cannot be part of a tool call.
+
+        mark_at: the index in the turn's text at which a call mark begins, if the text does not show the mark because it
+        is a special token; -1: no such mark so far."""
         self._held += text
         if self._is_call:
             return

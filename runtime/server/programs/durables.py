@@ -25,11 +25,10 @@ class Durables:
         self._ended: dict[tuple[Client, int], Diary] = {}  # (client, number) -> file
 
     def begin(self, program: RunningProgram, root: bytes, name: str) -> RunningProgram | None:
-        """Make a program durable under `name`. Returns the running program that had this name before, if any. The
-        caller must end that program with TAKEN_OVER. root: the root key of the program's tenant.
+        """Make a program durable under `name`: open its journal file. root: the root key of the program's tenant.
 
-        Unsupported: this server has no journal.
-        """
+        Returns another running program that had this name, which the caller must end with TAKEN_OVER; None: there is
+        none. Raises Unsupported if this server has no journal."""
         if self.journal is None:
             raise Unsupported(f"durable: {self.unsupported}")
         key = root + name.encode()
@@ -64,8 +63,9 @@ class Durables:
             del self._places[place]
 
     def acknowledge(self, client: Client, number: int) -> None:
-        """Record that the client has all values of a program, so that the file is not needed. If the server was
-        restarted, the program may be running again."""
+        """Record that the client has all values of a program, so that its journal file is not needed any more.
+
+        The file is deleted now or, if the program still runs (again, after a restart of the server), when it ends."""
         if (program := self._places.get((client, number))) is not None:
             program.is_acknowledged = True
         elif (diary := self._ended.pop((client, number), None)) is not None:

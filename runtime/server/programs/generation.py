@@ -92,7 +92,7 @@ CheckConstraint = Callable[[wire.ConstraintSpec, int, Callable[[wire.ConstraintS
 
 
 class EngineGenerator:
-    """The generator of all programs of a server."""
+    """Makes the prompts of a server's programs, and answers their gens and selects with requests to the engine."""
 
     def __init__(
         self,
@@ -105,7 +105,9 @@ class EngineGenerator:
         adapters: AdapterNames | None = None,
         images: Images | str = "",
     ) -> None:
-        """images: see PromptText."""
+        """template: the model's chat template; None: the model has none. offload: runs long work on a thread. check:
+        checks a constraint before it is sent to the engine. images: the server's Images; a str says why the model takes
+        no images."""
         self.images = images
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
         self._offload, self.rng, self.check = offload, rng, check
@@ -124,8 +126,11 @@ class EngineGenerator:
         self, program: RunningProgram, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
         has_images: bool = False,
     ) -> None:  # fmt: skip
-        """See Offload. If the tokenizer runs in another process, all encoding is done on a thread. If the program ends
-        before the work begins, `then` gets Cancelled."""
+        """Run `work`, on a thread if it is long, and then call `then` on the loop with the result or the exception.
+
+        n_chars: the cost of `work`, in units of encoding one character. If the tokenizer runs in another process, all
+        work that encodes text is done on a thread. If the program ends before the work begins, `then` gets Cancelled.
+        has_images: use the thread where images are decoded."""
         n_chars = n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize
 
         def unless_over() -> Any:
@@ -143,7 +148,8 @@ class EngineGenerator:
         return self._call_format
 
     def with_call_format(self, chat: wire.ChatMarkers) -> wire.ChatMarkers:
-        """The chat markers, with an example of a tool call, or with the reason why a gen cannot have tools."""
+        """Returns the chat markers with an example of a tool call added or, if the model has no known format for tool
+        calls, the reason."""
         if isinstance(self._call_format, ToolError):
             return msgspec.structs.replace(chat, no_calls=self._call_format.message)
         return msgspec.structs.replace(chat, calls=example(self._call_format))
@@ -180,7 +186,8 @@ class EngineGenerator:
         self.offload(program, n_chars, work, lambda read: then(_known_error(read)), has_images)
 
     def encode(self, program: RunningProgram, prompt: Prompt, then: Callable[[bytes], None]) -> None:
-        """Call `then` on the loop with the ids that a gen after `prompt` would get; b"" if they cannot be computed."""
+        """Compute the ids that a gen after `prompt` would get, and call then(ids) on the loop. The ids are int32 bytes;
+        b"" if they cannot be computed, for example because the chat template refuses the turns."""
         assert isinstance(prompt, PromptText)
         copy, owner = prompt.copy(), program.scheduling.namespace
 
@@ -211,15 +218,18 @@ class EngineGenerator:
 
 
 def _known_error(result: Any) -> Any:
-    """Returns the result of offloaded work; in place of any other exception, such as of tokenizers, a BanyanError."""
+    """Returns the result of offloaded work, which may be an exception. An exception that is not a BanyanError (such as
+    one of the tokenizers library) is replaced by a BanyanError."""
     if isinstance(result, Exception) and not isinstance(result, BanyanError):
         return BanyanError(f"the text cannot be encoded: {result!r}")
     return result
 
 
 def _packed(outcome: GenOutcome) -> GenOutcome:
-    """The outcome with its long lists already encoded, except for the fields of its first sample. The loop then only
-    copies them: encoding millions of objects in one call would hold up all threads."""
+    """Return the outcome with its long lists already encoded: all samples but the first, and the lists of logprobs and
+    of tokens' scores. Called on a thread, so that the loop only has to copy them.
+
+    Each item is encoded by itself, because one call for millions of objects would hold up all threads."""
 
     def pack(items: Iterable[Any]) -> Any:
         return tuple(msgspec.Raw(wire.encode(item)) for item in items)
@@ -233,7 +243,8 @@ def _packed(outcome: GenOutcome) -> GenOutcome:
 
 
 class EngineAttempt(Attempt):
-    """A gen or select as requests to the engine."""
+    """An attempt that answers a gen or select with requests to the engine. It ends when all its requests have ended, or
+    when one fails."""
 
     suffixes: Sequence[str] = ("",)
     """Texts after the prompt; there is a request for each."""
@@ -278,7 +289,8 @@ class EngineAttempt(Attempt):
         self.prompt.kwargs = self.op.chat_template_kwargs
 
     def _encode(self) -> None:
-        """Tokenise the prompt and the suffixes, perhaps on a thread, which therefore gets a copy of the prompt."""
+        """Tokenize the prompt followed by each suffix, and then start the requests. Long prompts are tokenized on a
+        thread, from a copy. Raises PromptTooLong if the prompt has more characters than can fit into the context."""
         generator, suffixes = self._generator, self.suffixes
         assert isinstance(self.prompt, PromptText)
         generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
@@ -300,11 +312,13 @@ class EngineAttempt(Attempt):
         return 0
 
     def _examine(self) -> None:
-        """Do long work that comes before the encoding of the prompt. Called on any thread. Raises BanyanError."""
+        """A hook for subclasses: long work to do before the prompt is encoded. Called on any thread. Raises
+        BanyanError."""
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        """Do long work that comes after the encoding of the prompt. Called on any thread. encoded: the token runs of
-        the prompt with each suffix."""
+        """A hook for subclasses: long work to do after the prompt is encoded. Called on any thread. Raises BanyanError.
+
+        encoded: for each of the attempt's suffixes, the token runs of the prompt followed by the suffix."""
 
     def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
@@ -322,7 +336,8 @@ class EngineAttempt(Attempt):
             self._program.crashed(e)
 
     def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        """Start the requests. encoded: the token runs of the prompt with each suffix."""
+        """Start the requests. encoded: for each of the attempt's suffixes, the token runs of the prompt followed by the
+        suffix."""
         raise NotImplementedError
 
     def _check_room(self, n_bytes: int) -> None:
@@ -330,7 +345,8 @@ class EngineAttempt(Attempt):
         self._engine.check_room(self._program.scheduling.client, n_bytes)
 
     def _start_each(self, n: int, start: Callable[[int], EngineRequest]) -> None:
-        """Call `start` for 0 .. n - 1, until the time slice is over; the rest when the client has its turn again."""
+        """Call start(k) for k in 0 .. n - 1. When the time slice is over, the remaining calls wait until the client has
+        its turn again."""
         self._n_open = n
         steps = self._starts(n, start)
         for _ in steps:
@@ -363,7 +379,7 @@ class EngineAttempt(Attempt):
             self._generator.offload(self._program, n_work, work, self._made)
 
     def _end_stream(self) -> None:
-        """Stream the text that was held back because a mark could have begun there."""
+        """Stream the text that was held back because it could have been the start of a reasoning mark."""
 
     def _outcome_work(self) -> int:
         """The cost of `_outcome`, in units of encoding one character."""
@@ -434,8 +450,9 @@ class GenAttempt(EngineAttempt):
             self._generator.check(constraint, self._program.scheduling.client, self._checked)
 
     def _as_prompted(self, constraint: wire.ConstraintSpec) -> wire.ConstraintSpec:
-        """Adapt a constraint to a prompt in which chat_template_kwargs may have turned reasoning on or off. The client
-        made the constraint for the template without them, as it does not know what the template writes with them."""
+        """Returns the constraint adapted to the prompt. The client made it without knowing what chat_template_kwargs
+        change in the prompt: they may turn reasoning on or off. So the constraint may have to apply at once, or only
+        after the reasoning."""
         assert isinstance(self.prompt, PromptText)
         if (marks := self.op.reasoning) is None or not self.op.chat_template_kwargs:
             return constraint
@@ -519,7 +536,7 @@ class GenAttempt(EngineAttempt):
 
     @property
     def _is_logprobs_only(self) -> bool:
-        """Whether nothing is to be generated: the gen asks for the logprobs of what would come next."""
+        """Whether the gen generates no text, and only asks for the logprobs of the next token: max_tokens is 0."""
         return self.op.sampling.max_tokens == 0 and self.op.sampling.logprobs
 
     def _outcome_work(self) -> int:
@@ -621,9 +638,10 @@ class ToolTurn(GenAttempt):
 
     @property
     def _may_answer(self) -> bool:
-        """Whether the output may be a constrained answer in place of calls. If the model makes no call, the output is
-        then generated again, under the answer's constraint. So the first output is streamed only after its
-        end, and only if it made calls."""
+        """Whether the output may be a constrained answer in place of calls.
+
+        If the model then makes no call, its output is discarded, and another one is generated under the answer's
+        constraint. So the first output is streamed only after its end, and only if it made calls."""
         tools = self.op.tools
         return self.op.sampling.constraint is not None and tools is not None and tools.ends_turn and not tools.must_call
 
@@ -664,8 +682,9 @@ class ToolTurn(GenAttempt):
         self._filter.feed(piece.text, self._mark_at)
 
     def _find_mark(self) -> int:
-        """Look for the mark of a call by its first control token. Returns its index in the content; -1: there is
-        none."""
+        """Search the new output tokens for the call mark, by its first special token. Returns the index of the mark in
+        the content (the output after the reasoning); -1: the mark has not come, or it has no special token and the text
+        shows it."""
         tokenizer, request = self._generator.tokenizer, self.requests[0]
         controls = tokenizer.controls(self._generator.call_format.mark)
         n_before, mark = next(((at, token) for at, _, token in controls if token in tokenizer.special), (0, None))
@@ -713,8 +732,9 @@ class ToolTurn(GenAttempt):
 
     @property
     def _is_in_call(self) -> bool:
-        """Whether the output begins inside a call, because the prompt ends with the call mark. If calls have no mark,
-        the output may be prose even if a call is required, when no constraint could be used."""
+        """Whether the output begins inside a call, because a call is required and the prompt ends with the call mark.
+
+        It is False for formats without a mark: the output may then be prose, if no constraint could enforce a call."""
         return self._begins_call and bool(self._generator.call_format.mark)
 
     def _is_broken(self, outcome: GenOutcome) -> bool:
@@ -734,14 +754,14 @@ class ToolTurn(GenAttempt):
         super()._made(outcome)
 
     def _reasons(self) -> bool:
-        """Whether the model may reason before it calls."""
+        """Whether the model may reason before it calls a tool."""
         marks = self.op.reasoning
         return marks is not None and (marks.is_forced or self._generator.turn_start.rstrip().endswith(marks.start))
 
 
 class SelectAttempt(EngineAttempt):
-    """A select: one request scores each choice after the prompt, and another scores it without the prompt if the method
-    compares both."""
+    """Answers a select. One request scores each choice after the prompt. With unconditional_likelihood_normalized, one
+    more request for each choice scores it without the prompt."""
 
     op: wire.Select
 
@@ -803,8 +823,8 @@ class SelectAttempt(EngineAttempt):
 
 
 def turn_end(chat: wire.ChatMarkers, tokenizer: Tokenizer) -> tuple[int | None, str]:
-    """Returns what ends an assistant's turn: the control token with which the turn's suffix begins, and ""; or, if the
-    suffix begins with text, None and the suffix."""
+    """Returns what ends an assistant turn: (id, "") if the template's text after the turn begins with the control token
+    `id`, else (None, that text)."""
     suffix = "".join(chat.stop)
     ids = tokenizer.encode([TextSpan(suffix, meant=True)])
     if ids and ids[0] in tokenizer.added.values():
@@ -826,8 +846,10 @@ def _check_tool(spec: str) -> str:
 
 
 def _usage(requests: Sequence[EngineRequest], n_shared: int) -> wire.TokenUsage:
-    """The token usage of all requests. The first `n_shared` tokens of their prompts are the same and are counted once,
-    with the cache hits of the request that came first, which found the fewest in the tree."""
+    """Returns the token usage of all requests together.
+
+    The first `n_shared` prompt tokens are the same in all requests, and are counted once. Of these, the smallest number
+    of cache hits counts: later requests also hit what the first one has just computed."""
     ends = [request.finish for request in requests if request.finish is not None]
     return wire.TokenUsage(
         prompt=n_shared + sum(max(0, end.n_prompt - n_shared) for end in ends),

@@ -43,7 +43,8 @@ class Opened(msgspec.Struct, frozen=True, tag="o"):
 
 
 class Begun(msgspec.Struct, frozen=True, tag="b"):
-    """A request started. Requests of a file are numbered from 0 in this order. request: see `_identity`."""
+    """The record that a request started. Requests of a file are numbered from 0 in the order of these records. request:
+    a digest of the request, by which it is found after a restart."""
 
     request: bytes
     seed: int
@@ -137,7 +138,8 @@ class Diary:
         return n_bytes
 
     def begin(self, run: wire.Run, visible: Collection[int] = ()) -> JournalEntry:
-        """The entry of a request that starts: the recorded entry, or a new one. visible: see `_identity`."""
+        """Returns the journal entry of a request that starts: the recorded one if the file has this request, else a new
+        one. visible: ids of special tokens that the output text contains; they are part of a request's identity."""
         identity = _identity(run, visible)
         entry = self._entries.pop(identity, None)
         if entry is None:
@@ -147,7 +149,8 @@ class Diary:
         return entry
 
     def write(self, record: Record) -> None:
-        """Append a record. BanyanError: the journal is full, or the disk is."""
+        """Append a record; do nothing if the file is closed. Raises Overloaded if the journal is full, and BanyanError
+        if the disk is full or fails."""
         if self._fd < 0:
             return
         data = _encode(record)
@@ -260,8 +263,8 @@ class Journal:
             self.delete(name)
 
     def delete(self, name: str) -> None:
-        """Delete a closed file. A file that cannot be deleted, as on a disk that has become read-only, stays. That does
-        no harm: its program has ended, and no other program uses it."""
+        """Delete a closed file. If the deletion fails, for example on a disk that has become read-only, the file stays:
+        its program has ended, and no other program uses it."""
         self.n_bytes -= self.closed_files.pop(name, _NO_FILE).n_bytes
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()

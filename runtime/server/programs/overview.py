@@ -24,7 +24,7 @@ WATCHED = 30.0
 
 
 class Overview:
-    """Remembers programs that have ended while somebody watches."""
+    """Lists the programs of a server for people. While somebody watches, it also remembers programs that have ended."""
 
     def __init__(self) -> None:
         self._ended: deque[msgspec.Raw] = deque(maxlen=MAX_PROGRAMS)  # JSON
@@ -39,9 +39,9 @@ class Overview:
             self._ended.clear()
 
     def of(self, programs: Iterable[RunningProgram]) -> Generator[None, None, dict[str, Any]]:
-        """Lists the programs that run, those that are idle until their client sends more, and those that have ended;
-        the newest first within each group. A generator that returns the overview; a step looks at SLICE programs, or
-        describes one program. programs: all programs that have not ended."""
+        """A generator that returns an overview: the programs that run, those that wait until their client sends more,
+        and those that have ended. In each group the newest come first. Each step looks at SLICE programs, or describes
+        one program. programs: all programs that have not ended."""
         self._asked = time.monotonic()
         rest, shown, counts = iter(list(programs)), list[RunningProgram](), {"n_running": 0, "n_idle": 0}
         while some := list(islice(rest, SLICE)):

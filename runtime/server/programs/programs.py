@@ -43,10 +43,10 @@ PIECES = 4096
 class Programs(ProgramObserver):
     """The programs of all clients.
 
-    send: gives a message to a client, and must not raise. timers: those of the server's loop. root_key: the root key
-    of a client's KV; see tenants.py. durables: the journals of durable programs. is_late: whether a program should
-    pause. later: gets the remaining work for a client, to be done when the client has its turn.
-    """
+    send: sends a message to a client, and must not raise. timers: schedules calls on the server's loop. limits: the
+    options with the limits of clients and programs. root_key: returns the root key of a client's KV. durables: the
+    journals of durable programs. is_late: whether a program should pause. later: gets the remaining work for a client,
+    to be done when the client has its turn."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class Programs(ProgramObserver):
     def submit(self, client: Client, message: wire.SlicedSubmit) -> Iterator[None]:
         """Add ops to a program. A generator; each of its steps adds one op, or a part of a long one.
 
-        Connections deliver each message once and in order, and a client whose connection breaks is forgotten with its
-        programs. So if a `seq` is missing or comes twice, the client is broken, or the program has ended.
-        """
+        Connections deliver each message once and in order. When a connection breaks, its client is forgotten with its
+        programs. So a `seq` that is missing or comes twice means that the client is broken or that the program has
+        ended: the program fails with BadMessage."""
         program = self._programs.get(client, {}).get(message.program)
         if message.seq != (expected := 0 if program is None else program.n_received):
             error = BadMessage(f"message {message.seq} of the program came where message {expected} was expected")
@@ -363,7 +363,7 @@ def _n_calls(part: wire.Part) -> int:
 
 
 def _decode(data: msgspec.Raw, decode: Callable[[msgspec.Raw], Any] = decoders.decode_op) -> Any:
-    """Decode an op. BadMessage: it cannot be decoded; the message names it."""
+    """Decode an op. Raises BadMessage, with the op's kind and source line, if it cannot be decoded."""
     try:
         return decode(data)
     except wire.UNREADABLE as e:

@@ -36,11 +36,11 @@ class EndedGen(NamedTuple):
 
 
 class RunningProgram(Executor):
-    """One program of one client. serial: its number among all programs of the server.
+    """One program of one client, while it runs on the server.
 
-    stream: sends a piece of the text of a gen, given its ref. spend: counts tokens against limits. is_late, later: see
-    Programs.
-    """
+    serial: its number among all programs of the server. stream: called with the program, the ref of a gen and a piece
+    of the gen's text. spend: counts tokens against limits. is_late: whether the program should pause. later: gets the
+    remaining work, to be done when the client has its turn."""
 
     def __init__(
         self,

@@ -23,7 +23,8 @@ class Metrics:
     """The metrics and their HTTP server, which has its own thread, so that it never blocks the server's loop."""
 
     def __init__(self, where: str) -> None:
-        """where: the address, as in Config.metrics. ConfigError: it is in use, or the extra is not installed."""
+        """where: the address to listen at, as in Config.metrics. Raises ConfigError if the address is in use, or
+        prometheus_client is not installed."""
         try:
             import prometheus_client as prometheus
             from prometheus_client import core
@@ -82,7 +83,8 @@ class Metrics:
         self._batch.observe(n_requests)
 
     def update(self, counters: dict[str, Any]) -> None:
-        """Take new counters of the engine and the server: the answer to Ask("stats")."""
+        """Replace the counters of the engine and the server by newer ones. counters: the server's answer to
+        Ask("stats")."""
         self._counters.update(counters)
 
     # ---- called by prometheus_client on its own thread --------------------------------------------------------------

@@ -51,7 +51,8 @@ class Observer:
     """Gets the events of a server. All methods are called on the server's loop, and none of them blocks."""
 
     def __init__(self, config: Config, model: str, undo: contextlib.ExitStack) -> None:
-        """undo: gets the closing functions. ConfigError: an extra is not installed, or an address is in use."""
+        """model: the model's name, for traces. undo: gets the calls that close metrics and traces. Raises ConfigError
+        if a package that they need is not installed, or an address is in use."""
         self.goodput = Goodput(config.slo)
         self.metrics = Metrics(config.metrics) if config.metrics else None
         if self.metrics is not None:
@@ -71,7 +72,7 @@ class Observer:
             self.metrics.update(counters)
 
     def step(self, report: wire.Step) -> None:
-        """Record an engine step."""
+        """Record an engine step: how many requests got tokens in it."""
         if self.metrics is not None and report.rids:
             self.metrics.step(len(report.rids) // 8)
 

@@ -48,8 +48,10 @@ _SIGN = re.compile("\ue000[0-9]+\ue001")
 
 
 class ChatMessage(NamedTuple):
-    """A chat turn. content: a text, or a tuple of texts and None for each image, in order. calls: the tool calls of an
-    assistant turn. answers: the tool call whose result a tool turn is."""
+    """A turn of a chat.
+
+    content: a text; or, if the turn has images, a tuple of texts and of None in place of each image, in order. calls:
+    the tool calls of an assistant turn. answers: if the turn is the result of a tool call, this call."""
 
     role: str
     content: str | tuple[str | None, ...] = ""
@@ -63,7 +65,7 @@ class ChatMessage(NamedTuple):
 
     @property
     def n_texts(self) -> int:
-        """The number of texts in the content. For each of them there is a place between two markers."""
+        """The number of texts in the content. A chat template writes each of them between two markers."""
         return 1 if isinstance(self.content, str) else sum(text is not None for text in self.content)
 
     def filled(self, texts: Iterator[str]) -> ChatMessage:
@@ -132,7 +134,7 @@ class ChatTemplate:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The approximate bytes of cached markers and tool specs, and the most that they may take."""
+        """(approximate bytes of cached markers and tool specs, the most bytes that they may take)"""
         return self._cache.kept
 
     def with_tools(self, specs: tuple[str, ...], kwargs: str = "") -> ChatTemplate:
@@ -210,13 +212,15 @@ class ChatTemplate:
     def markers(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
     ) -> tuple[str, ...] | None:
-        """The markers: the texts that the template writes before the content of each turn and after the last content,
-        whatever the contents are. A turn with images has a marker before each of its texts; markers contain the images'
-        marks.
+        """Returns the markers: the texts that the template writes before the content of each turn and after the last
+        content.
 
-        opening: the role of a turn that begins after these turns; the last marker ends where the content of that turn
-        starts. Returns None if the template does not write the content of each turn exactly once and in order.
-        """
+        They do not depend on the contents. A turn with images has a marker before each of its texts, and the markers
+        contain the image marks. Returns None if the template does not write the content of each turn exactly once and
+        in order.
+
+        roles: the turns; a turn may be only its role. opening: the role of a turn that begins after these turns; the
+        last marker then ends where the content of that turn starts."""
         now = now if self._uses_time else None
         key = self._serial, roles, opening, now
         if (found := self._cache.get(key)) is None:
@@ -252,8 +256,8 @@ class ChatTemplate:
         return (*parts, text[at:])
 
     def calling(self, calls: tuple[wire.WireToolCall, ...], now: datetime | None = None) -> str:
-        """The text that the template writes as the content of an assistant turn with these calls, without an empty
-        reasoning block."""
+        """Returns the text that the template writes as the content of an assistant turn with these calls. An empty
+        reasoning block at its start is removed."""
         question = ChatMessage("user", "?")
         before = self.prefix([question], ASSISTANT, now)
         whole = self.render([question, ChatMessage(ASSISTANT, "", calls)], now=now)
@@ -266,11 +270,10 @@ class ChatTemplate:
         return written.strip().removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
 
     def check_role(self, role: str, controls: Callable[[str], Iterable[tuple[int, int, int]]]) -> None:
-        """Check the name of a role. BadProgram: the template turns the name into a control token, as `<|{{ role }}|>`
-        does with `end`.
+        """Check the name of a role. Raises BadProgram if the template turns the name into a control token: a template
+        that writes `<|NAME|>` would turn `end` into `<|end|>`. The usual roles are allowed in any case.
 
-        controls: see Tokenizer.controls. The roles that templates are made for may have control tokens.
-        """
+        controls: finds the control tokens in a text, like Tokenizer.controls."""
         if role in ROLES:
             return
         key = self._serial, role
@@ -316,12 +319,11 @@ class ChatTemplate:
         return next((end for end in shorter if end and after[-1].startswith(end)), "")
 
     def endings(self, roles: tuple[str | ChatMessage, ...], ends: Sequence[int], now: datetime | None) -> list[str]:
-        """Like `ending(roles[:k])`, for each k of `ends`.
+        """Returns, for each k in `ends`, what `ending(roles[:k])` returns.
 
-        Rendering all turns before each k takes time quadratic in the number of turns. So most turns in the middle of a
-        long conversation are left out. The turns before and after the gap are chosen so that the order of the roles
-        stays valid.
-        """
+        Rendering all turns before each k takes time quadratic in the number of turns. Most turns in the middle of a
+        long conversation are therefore left out. The turns around this gap are chosen so that the order of the roles
+        stays valid."""
         found = []
         first = {message(roles[k]).role: k for k in range(min(len(roles), N_EXACT - N_LAST) - 1, -1, -1)}
         for k in ends:

@@ -1,4 +1,5 @@
-"""Incremental detokenisation. Returns whole characters only, and no text that a stop string may still cut."""
+"""Incremental detokenization of outputs. The text comes in whole characters only, and without an end that a stop string
+may still cut off."""
 
 from __future__ import annotations
 
@@ -65,9 +66,10 @@ class Detokenizer:
         return self._take_certain()
 
     def finish(self, stop_id: int | None = None) -> str:
-        """End the output, and return the text that `feed` held back. stop_id: the token that ended the output, if its
-        text contains a whole stop string. `n_tokens` does not count this token, but `text` gets the part of its text
-        before the stop string."""
+        """End the output. Returns the text that `feed` held back.
+
+        stop_id: the token that ended the output, if its text contains a whole stop string. The part of its text before
+        the stop string is added to `text`, but `n_tokens` does not count the token."""
         if self.matched is None and stop_id is not None:
             self._add(self._decoder.decode(self._spelling[stop_id]), search=True)
         if self.matched is None:
@@ -76,8 +78,8 @@ class Detokenizer:
         return rest
 
     def kept(self) -> tuple[int, int]:
-        """(tokens, characters) of the longest prefix of tokens whose text is wholly in `text`. If `text` is longer, its
-        rest belongs to tokens that a stop has cut."""
+        """(tokens, characters) of the longest prefix of tokens whose text is wholly in `text`. If `text` is longer than
+        these characters, the rest belongs to tokens that a stop has cut."""
         return (self.n_tokens, self._length) if self.matched is None else self.fit(self._length)
 
     def fit(self, n_chars: int) -> tuple[int, int]:
@@ -92,9 +94,10 @@ class Detokenizer:
         return next((end for end in reversed(self._ends[:n_tokens]) if end >= 0), 0)
 
     def within(self, start: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Find the longest run of tokens whose text lies within characters start : end. Returns how many (tokens,
-        characters) are before the run, and how many up to its end; if there is no such token, those of an empty run at
-        `end`."""
+        """Find the longest run of tokens whose text lies within the characters start : end.
+
+        Returns two pairs (tokens, characters): how many come before the run, and how many up to its end. If no token
+        lies within, the pairs are equal, and have `end` characters."""
         n_tokens, n_chars = self.fit(end)
         for k, at in enumerate((0, *self._ends[:n_tokens])):
             if start <= at < n_chars:
@@ -102,8 +105,8 @@ class Detokenizer:
         return (n_tokens, end), (n_tokens, end)
 
     def silent(self, start: int, end: int) -> int:
-        """The index of the character at which the first token without text in start : end stands; `end` if there is no
-        such token."""
+        """Returns the index, among the characters start : end, of the first position at which there is a token without
+        text; `end` if there is none."""
         before = 0
         for at in self._ends:
             if start <= at == before:
@@ -133,9 +136,9 @@ class Detokenizer:
         return cut is None or cut == end
 
     def _find_stop(self, new: str, search: bool) -> int | None:
-        """Find the place where the text must be cut because a stop is complete in `new`. Returns the character index of
-        that place; None: no stop is complete. Sets `matched`. search: whether stops count already (see
-        `min_tokens`)."""
+        """Find where the text must be cut because a stop is complete in `new`. Returns the character index of the cut,
+        and sets `matched`; returns None if no stop is complete. search: False while fewer than `min_tokens` tokens have
+        come, when stops do not count yet."""
         best: tuple[int, int] | None = None  # (end, start), in characters of the whole text
         if self._stops is not None:
             self._stop_state, n, stop = self._stops.walk(self._stop_state, new, search)

@@ -75,8 +75,10 @@ def is_known(pattern: str) -> bool:
 
 
 class EncodedText(NamedTuple):
-    """The ids of a text. offsets, word_ids: for each id, the range of its characters and the number of its word; empty
-    unless they were asked for."""
+    """The ids of a text.
+
+    offsets, word_ids: for each id, the range of its characters in the text, and the number of its word. Both are empty
+    unless `offsets` was requested."""
 
     ids: list[int]
     offsets: Sequence[tuple[int, int]] = ()

@@ -20,8 +20,9 @@ class HelperProcess:
     message, and again after it has died or was ended. Thread-safe."""
 
     def __init__(self, command: Sequence[str], hello: bytes, what: str) -> None:
-        """command: the command of a child, which runs `serve`. hello: the first message to each child; the attribute
-        may be changed later. what: names the thing that a child loads when it gets `hello`, for errors."""
+        """command: the command line of a child, which runs `serve`. hello: the first message to each child; a later
+        change of the attribute takes effect when the next child starts. what: names the thing that a child loads, in
+        errors."""
         self._command, self.hello, self._what = command, hello, what
         self._lock = threading.Lock()
         self.child: launch.ChildProcess | None = None  # None: there is none now

@@ -26,7 +26,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
 class ProcessStart(msgspec.Struct, frozen=True):
-    """The first message to the process: the model's directory, and how the model takes images."""
+    """The first message to the image process. directory: of the model. spec: how the model takes images."""
 
     directory: str
     spec: ImageSpec
@@ -45,7 +45,8 @@ class _InvalidImage(Exception):
 
 
 class ImageProcessor:
-    """transformers' image processor of a model."""
+    """The image processor that transformers has for a model. Called with the bytes of an image file; returns a
+    ProcessedImage."""
 
     def __init__(self, start: ProcessStart) -> None:
         from transformers import AutoImageProcessor
@@ -85,7 +86,8 @@ class ImageProcessor:
 
 
 def _decode(data: bytes) -> Any:
-    """Decode an image, upright and in RGB, as transformers loads it from a file."""
+    """Decode the bytes of an image file. Returns a PIL image, upright and in RGB, as transformers loads it. Raises
+    _InvalidImage if the file cannot be decoded, or has too many pixels."""
     from PIL import Image, ImageFile, ImageOps
 
     Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit is off, since there is one below

@@ -50,9 +50,11 @@ class ImageFile:
 
 
 class ImageTokens(NamedTuple):
-    """The tokens that replace the mark of an image in a prompt. parts: texts with control tokens, and the ids (int32
-    bytes) of rows. shape: the shape of the image's grid. file: the file that is kept for the engine; equal files are
-    kept once."""
+    """The tokens that replace an image's mark in a prompt.
+
+    parts: in order, texts with control tokens (str), and ids of the image's rows (bytes of int32). shape: the shape of
+    the image's grid. file: the image file, kept because the engine may ask for its pixels; equal files share one
+    object."""
 
     parts: tuple[str | bytes, ...]
     shape: ImageShape
@@ -84,7 +86,8 @@ class Images:
         self._pixels: BoundedCache[dict[str, wire.PixelArray]] = BoundedCache(PIXEL_BYTES)
 
     def move(self, directory: Path) -> None:
-        """Read the image processor from another directory, in which its files are the same."""
+        """Read the image processor from `directory` when the process is started again. The directory has the same
+        processor files as the one before, which may be deleted."""
         self._helper.hello = _hello(directory, self.spec)
 
     @property
@@ -122,8 +125,10 @@ class Images:
             return known
 
     def _first_attempt(self, digest: bytes) -> int:
-        """The first attempt (see _row_ids) that gives a first id that no other image has. Ids have 31 bits, so first
-        ids can collide, and two images with the same first id would share a row in the tree."""
+        """Returns the smallest `attempt` for which the image gets a first id that no other image has (see _row_ids).
+
+        Ids have 31 bits, so the first ids of two images can be equal by chance. The images would then share a row in
+        the radix tree."""
         attempt = 0
         while self._digests.setdefault(_row_ids(digest, attempt, 1)[0], digest) != digest:
             attempt += 1
@@ -166,13 +171,14 @@ def _hello(directory: Path, spec: ImageSpec) -> bytes:
 
 
 def _row_ids(digest: bytes, attempt: int, n: int) -> array[int]:
-    """The ids of an image's rows: negative numbers computed from its digest."""
+    """Returns the ids of the `n` rows of an image: negative int32 numbers computed from its digest. attempt: another
+    number gives the image other ids."""
     ids = array("I", shake_128(digest + attempt.to_bytes(4, "little")).digest(4 * n))
     return array("i", array("I", (i | 1 << 31 for i in ids)).tobytes())
 
 
 def _filled(parts: list[str | RowCount], ids: array[int]) -> Iterator[str | bytes]:
-    """Replaces the counts of rows in `parts` by ids."""
+    """Yields the parts, with each RowCount replaced by that many of the `ids`, as bytes of int32."""
     at = 0
     for part in parts:
         if isinstance(part, RowCount):

@@ -1,11 +1,11 @@
 """A state's prompt on the server: the pieces that were appended, and their tokens.
 
 The tokens are kept in runs. The text between two gens, or before the first one, is encoded as one string, and is one
-run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces that were
-appended into atoms: texts (also those that the template writes), outputs and images. Runs stay valid as long as the
-text of the atoms begins with the text of the runs. So if a template rewrites earlier turns, only the changed tail is
-encoded again.
-"""
+run. Each output of a gen is a run, whose ids stay as the model generated them.
+
+`layout` turns the pieces into atoms: texts (also those that the chat template writes), outputs and images. The text of
+all atoms is the text of the prompt. Runs stay valid as long as the prompt begins with their text. So if a template
+rewrites earlier turns, only the changed tail is encoded again."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ class TurnEnd(NamedTuple):
 
 
 class ImagePiece(NamedTuple):
-    """An image. text: the mark that the chat template writes for the image. around: the texts around the mark outside
-    of turns."""
+    """An image in a prompt.
+
+    text: the mark that the chat template writes for an image. around: the texts that come before and after the mark if
+    the image is outside of turns."""
 
     text: str
     file: ImageFile
@@ -66,7 +68,9 @@ class ImagePiece(NamedTuple):
 
 
 class ImageRun(NamedTuple):
-    """Rows of an image, from its row `first` on. ids: int32. One character stands for them in the text."""
+    """Consecutive rows of an image in a prompt. ids: the rows' ids, int32. first: the index of the first of them among
+    the rows of the image. height, width: the shape of the image's grid. text: the one character that stands for
+    them."""
 
     ids: bytes
     file: ImageFile
@@ -94,13 +98,15 @@ of the text."""
 
 
 def _atom(piece: Piece | Atom) -> Atom:
-    """The piece itself as an atom. The piece must be none that begins or ends a turn."""
+    """Return the piece unchanged, as an Atom for the type checker. It must not be a piece that begins or ends a
+    turn."""
     assert not isinstance(piece, TurnStart | TurnEnd)
     return piece
 
 
 class TokenRun(NamedTuple):
-    """A part of a prompt's tokens: int32 ids, and their text. image: if the tokens are rows of an image, these rows."""
+    """Consecutive tokens of a prompt: int32 ids, and their text. is_generated: whether they are the output of a gen.
+    image: if the tokens are rows of an image, these rows."""
 
     text: str
     ids: bytes
@@ -109,7 +115,8 @@ class TokenRun(NamedTuple):
 
 
 def image_rows(runs: Iterable[TokenRun]) -> tuple[tuple[wire.ImageRows, ...], tuple[ImageFile, ...]]:
-    """The rows of images in a prompt, and their files."""
+    """Returns two tuples, with one item for each run of image rows in a prompt: its place and shape, and its image
+    file. runs: the token runs of the prompt."""
     found, files, at = [], [], 0
     for run in runs:
         n = len(run.ids) // 4
@@ -167,12 +174,11 @@ def unpack(ids: bytes) -> list[int]:
 
 
 class _Head(NamedTuple):
-    """What is known about a prompt up to its last marker. The text of later pieces is not changed by the template.
+    """What is known about a prompt up to its last marker. The template does not change the text of later pieces.
 
-    n_pieces, tools, kwargs: the first n_pieces pieces, rendered with these tools and variables. atoms: the `layout` of
-    these pieces. n_sealed: how many of the prompt's pieces (possibly more than n_pieces) have their tokens in its runs;
-    0: the runs must be compared with the text.
-    """
+    n_pieces: the number of pieces up to the last marker. tools, kwargs: the tools and variables with which they were
+    rendered. atoms: their `layout`. n_sealed: how many pieces of the prompt have their tokens in its runs, possibly
+    more than n_pieces; 0: not known, so the runs must be compared with the text."""
 
     n_pieces: int
     tools: tuple[str, ...]
@@ -192,7 +198,9 @@ class PromptText(Prompt):
         self, pieces: Iterable[Piece] = (), runs: tuple[TokenRun, ...] = (), role: str | None = None,
         tokenizer: Tokenizer | None = None, images: Images | str = "",
     ) -> None:  # fmt: skip
-        """tokenizer: spells the token ids that clients append. images: see the class."""
+        """runs: the tokens that are already known for the first pieces. role: the role of the open turn, if any.
+        tokenizer: spells the token ids that clients append. images: the server's Images; a str says why the model takes
+        no images."""
         self.images = images
         self.n_images = self._n_sealed_images = 0  # in all pieces; in the pieces with runs
         self.pieces = pieces.copy() if isinstance(pieces, PieceList) else PieceList(pieces)
@@ -215,8 +223,9 @@ class PromptText(Prompt):
         return copied
 
     def learn(self, copy: PromptText, runs: tuple[TokenRun, ...] | None = None) -> None:
-        """Take over the results that were computed on a copy, to which nothing was appended. runs: the runs of all
-        pieces of the copy; None: not known."""
+        """Take over the token runs and the rendered head that were computed on a copy of this prompt. Nothing may have
+        been appended to the prompt since it was copied. runs: the token runs of all pieces of the copy; None: not
+        known."""
         self.runs, self._head = copy.runs, copy._head
         if runs is not None:
             self.runs, self._n_sealed_chars, self._n_sealed_images = runs, copy._n_chars, copy.n_images
@@ -276,9 +285,11 @@ class PromptText(Prompt):
                 self.append(ImagePiece(mark, ImageFile(data), self.images.spec.alone))
 
     def _append_ids(self, ids: bytes) -> None:
-        """Append token ids of a client. Clients cut long prompts anywhere, so a character may begin in the last piece
-        and end in these ids. It then becomes part of the new piece's text; otherwise the text of both pieces would have
-        U+FFFD in its place. (A character that is spread over three pieces stays broken.)"""
+        """Append token ids that a client sent.
+
+        Clients cut long prompts anywhere, so a character may begin in the last piece and end in these ids. Decoded
+        separately, the text of each of the two pieces would have U+FFFD in its place. The whole character therefore
+        becomes part of the new piece's text. (A character that is spread over three pieces stays broken.)"""
         assert self._tokenizer is not None
         text = self._tokenizer.text_of_packed(ids)
         last = self.pieces[-1] if self.pieces else None
@@ -373,8 +384,8 @@ class PromptText(Prompt):
     def tokens(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, owner: bytes = b""
     ) -> tuple[wire.Tokens, str]:
-        """All tokens of the prompt as a gen at its end would get them, and their text. Rows of images get
-        `ImageSpec.row_id`, as in transformers. owner: see Tokenizer.encode."""
+        """Returns the tokens that a gen after this prompt would get, and their text. Rows of images get the id
+        `ImageSpec.row_id`, as in transformers. owner: the tenant's namespace, which separates cached texts."""
         runs = self.prompt(tokenizer, template, now).encode(tokenizer, owner=owner)
         lengths, ids = array("i"), b""
         for run in runs:
@@ -438,8 +449,11 @@ def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
 
 
 class _TurnLayout(NamedTuple):
-    """One turn of a chat prompt. atoms: the content of the turn. gap: the text that was appended between the previous
-    turn and this turn. answers: the tool call whose result the turn is. calls: the tool calls of the turn."""
+    """One turn of a chat prompt.
+
+    atoms: the content of the turn. gap: the text that was appended between the previous turn and this turn. answers: if
+    the turn is the result of a tool call, this call. calls: the tool calls that the turn makes. is_given: whether the
+    client gave the calls."""
 
     role: str
     atoms: list[Atom]
@@ -458,8 +472,8 @@ class _TurnLayout(NamedTuple):
 
     @property
     def texts(self) -> list[list[Atom]]:
-        """The groups of atoms between images, without groups that contain no text; in a turn without images, one group
-        with all atoms."""
+        """The groups of consecutive atoms between images. Groups without text are left out. A turn without images has
+        one group with all its atoms."""
         stretches: list[list[Atom]] = [[]]
         for atom in self.atoms:
             if isinstance(atom, ImagePiece):
@@ -469,8 +483,8 @@ class _TurnLayout(NamedTuple):
         return [self.atoms] if len(stretches) == 1 else [atoms for atoms in stretches if atoms]
 
     def content(self, texts: Iterator[str]) -> str | tuple[str | None, ...]:
-        """The turn's content in the form of ChatMessage.content, with each of its texts replaced by the next item of
-        `texts`."""
+        """Returns the turn's content in the form of ChatMessage.content, with the next items of `texts` in place of the
+        turn's own texts."""
         if not self.images:
             return next(texts)
         found: list[str | None] = []
@@ -492,12 +506,11 @@ class _TurnLayout(NamedTuple):
 
 
 def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
-    """Turn pieces into text: the contents as they were appended, and the template's markers between them.
+    """Returns the atoms of a prompt: the contents as they were appended, and the template's markers between them.
 
-    If the template's rendering of the whole conversation differs from alternating markers and contents, the rendering
-    is used. The template cannot render text outside of turns; if there is any, the markers are those that the template
-    writes around turns of these roles.
-    """
+    If the template changes the contents, or their order, its rendering of the whole conversation is used. The template
+    cannot render text between turns. If there is such text, it is put between the markers that the template writes
+    around turns of these roles. Raises BadProgram if the prompt cannot be rendered."""
     turns, after, is_open = _turns(pieces)
     if not turns:
         return _alone(after)
@@ -551,7 +564,8 @@ def _joined(atoms: Iterable[Atom]) -> str:
 
 
 def _alone(pieces: Iterable[Piece | Atom]) -> list[Atom]:
-    """The atoms of pieces after the last marker, or outside of turns."""
+    """Returns the atoms of pieces that need no chat template: after the last marker, or outside of turns. An image gets
+    the texts that the model expects around it."""
     found: list[Atom] = []
     for piece in pieces:
         if isinstance(piece, ImagePiece):
@@ -563,8 +577,8 @@ def _alone(pieces: Iterable[Piece | Atom]) -> list[Atom]:
 
 
 def _with_images(atoms: list[Atom], images: Sequence[ImagePiece]) -> list[Atom]:
-    """Replace the marks that the template wrote for images by the images. BadProgram: there are more or fewer marks
-    than images. (Raw text in a turn may contain marks too.)"""
+    """Returns the atoms with each image mark that the template wrote replaced by its image. Raises BadProgram if there
+    are more or fewer marks than images: raw text in a turn may contain marks too."""
     if not images:
         return atoms
     mark, left, found, n_marks = images[0].text, iter(images), list[Atom](), 0
@@ -583,7 +597,8 @@ def _with_images(atoms: list[Atom], images: Sequence[ImagePiece]) -> list[Atom]:
 
 
 def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool]:
-    """(turns, text after the last turn, whether the last turn is open)"""
+    """Group the pieces into turns. Returns (the turns, the atoms after the last turn, whether the last turn is
+    open)."""
     turns: list[_TurnLayout] = []
     loose: list[Atom] = []
     is_open = False
@@ -605,12 +620,11 @@ def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool
 def _align(
     rendered: str, markers: tuple[str, ...], turns: Sequence[_TurnLayout], contents: Sequence[str], tokenizer: Tokenizer
 ) -> list[Atom] | None:
-    """Parse `rendered` as alternating markers and contents; contents may be stripped, or escaped for JSON. None:
-    `rendered` has another form.
+    """Split a rendered conversation into markers and contents. Returns its atoms, in which outputs keep their tokens.
+    Returns None if `rendered` does not alternate between the markers and the contents.
 
-    contents: the text that the template writes for each turn, or for each text of a turn. In the result, outputs keep
-    their tokens.
-    """
+    contents: the text of each turn or, in turns with images, of each text between images. The template may have
+    stripped them, or escaped them for JSON."""
     if not rendered.startswith(markers[0]):
         return None
     atoms: list[Atom] = [TextSpan(markers[0], meant=True)]
@@ -634,14 +648,14 @@ def _align(
 
 
 def _variants(content: str) -> Iterator[str]:
-    """The ways in which a template may write a content."""
+    """Yields the texts that a template may write for a content: as it is, stripped, or escaped for JSON."""
     yield from (content, content.strip(), content.lstrip(), content.rstrip())
     yield json.dumps(content, ensure_ascii=False)[1:-1]
 
 
 def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer) -> list[Atom]:
-    """The part of the atoms from character `start` to start + length. An output whose end is cut keeps the tokens that
-    lie wholly inside."""
+    """Returns the atoms that spell the characters start : start + length of the given atoms. If the end lies inside a
+    gen's output, the tokens that lie wholly before it are kept, and the characters after them become text."""
     kept: list[Atom] = []
     left = length
     for atom in _from(atoms, start):
@@ -660,10 +674,8 @@ def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer)
 
 
 def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom]:
-    """The atoms from character `start` on. Of the outputs without text at `start`, the first `n_silent` are left out.
-
-    The rest of an output that begins before `start` becomes text.
-    """
+    """Yields the atoms from character `start` on. Of an output that begins before `start`, the rest becomes text.
+    n_silent: how many outputs without text to skip at `start`, because the caller already has their tokens."""
     at = 0
     for atom in atoms:
         end = at + len(atom.text)
@@ -693,15 +705,15 @@ def _is_meant(atom: Atom) -> bool:
 def _as_rendered(
     render: Callable[[Sequence[ChatMessage]], str], turns: Sequence[_TurnLayout], tokenizer: Tokenizer
 ) -> list[Atom]:
-    """The text of a conversation as the template writes it, if the template rewrites it.
+    """Render a conversation whose contents the template rewrites. Returns the atoms of the rendered text.
 
-    Control tokens in the result are the template's own, and those that a model generated (`<think>`). Text that only
-    looks like a control token is replaced before rendering, and put back as data afterwards.
-    """
+    Control tokens in it are those that the template writes, and those that the model generated (`<think>`). Other text
+    that looks like a control token is hidden from the template, and put back as plain text."""
     hidden: list[str] = []
 
     def hide(text: str, kinds: Sequence[str]) -> str:
-        """Replace text that only looks like a control token. kinds: the `_kind` of each character."""
+        """Return `text` with placeholders in place of data that looks like a control token. kinds: for each character
+        of `text`, "data", "generated" (by the model) or "control" (meant as a control token)."""
         shown, done = "", 0
         for start, end, token in tokenizer.controls(text):
             # Outputs never show special tokens, so text of a model that spells one is only text.
@@ -733,7 +745,11 @@ def _interleave(
     template: ChatTemplate,
     now: datetime,
 ) -> list[Atom]:
-    """The atoms of a conversation with text between turns: after the end of a turn and before the start of the next."""
+    """Returns the atoms of a conversation in which text was appended between turns, that is, after the end of one turn
+    and before the start of the next.
+
+    turns: all turns. after: the atoms after the last turn. is_open: whether the last turn is still open. markers: what
+    the template writes around the contents."""
     if any(turn.images and not turn.texts for turn in turns):
         raise BadProgram("if there is text between turns, a turn with an image must contain text too")
     roles = tuple(t.shape for t in turns)

@@ -23,8 +23,10 @@ def ends_with(runs: Sequence[TokenRun], mark: str) -> bool:
 
 
 class ReasoningOutput:
-    """Separates the reasoning from the outputs of one gen. runs: its prompt, which may already end with the start
-    mark."""
+    """Separates the reasoning from the answer in the outputs of one gen.
+
+    marks: the texts that begin and end reasoning. runs: the gen's prompt, which may already end with the start mark.
+    listener: gets the pieces of the first sample's text."""
 
     def __init__(self, marks: wire.Reasoning, runs: Sequence[TokenRun], listener: Listener | None = None) -> None:
         self._marks, self._listener = marks, listener
@@ -36,12 +38,14 @@ class ReasoningOutput:
 
     @property
     def marks_end(self) -> int:
-        """The index in the streamed output after the last mark before its content. Valid once there is content."""
+        """The index in the streamed output at which the last mark before the answer ends. Valid once the answer has
+        begun."""
         return self._stream.marks_end
 
     @property
     def content_start(self) -> int:
-        """The index in the streamed output at which its content begins. Valid once there is content."""
+        """The index in the streamed output at which the answer begins, after the reasoning and its marks. Valid once
+        the answer has begun."""
         return self._stream.content_start
 
     def stream(self, piece: StreamPiece, request: EngineRequest) -> None:
@@ -50,7 +54,8 @@ class ReasoningOutput:
         self._pass_on(self._stream.feed(piece.text), request)
 
     def end_stream(self, request: EngineRequest) -> None:
-        """Pass on the text that was held back as the possible start of a mark. request: as for `stream`."""
+        """Pass on the text that was held back because it could have been the start of a mark. request: as for
+        `stream`."""
         self._pass_on(self._stream.finish(), request)
 
     def end(
@@ -84,7 +89,8 @@ class ReasoningOutput:
             self._send(content, False, len(self._last.logprobs))
 
     def _send(self, text: str, is_thought: bool, n_logprobs: int) -> None:
-        """Send text with the first n_logprobs of the logprobs that the listener does not have yet."""
+        """Send a piece of text to the listener. is_thought: whether the text is reasoning. n_logprobs: how many of the
+        logprobs that the listener does not have yet go with the text."""
         if self._listener is None:
             return
         now, later = self._last.logprobs[:n_logprobs], self._last.logprobs[n_logprobs:]
@@ -94,7 +100,8 @@ class ReasoningOutput:
 
 
 def _n_before(request: EngineRequest, start: int) -> int:
-    """How many of the request's tokens come before the content, which begins at character `start`."""
+    """Returns how many of a request's output tokens come before the answer: reasoning and its marks. start: the index
+    of the answer's first character in the output text."""
     return request.text.within(start, len(request.text.text))[0][0] if start else 0
 
 

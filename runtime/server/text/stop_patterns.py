@@ -66,11 +66,12 @@ class Patterns:
         return bool(self._patterns)
 
     def first_end(self, text: str, n_old: int, is_whole: bool) -> tuple[int, str] | None:
-        """(end, pattern) of the first match that ends after the first `n_old` characters.
+        """Return (end, pattern) of the match that ends first, among those that end after the first `n_old` characters;
+        None: there is none. Raises BadProgram if the patterns take too long.
 
-        The text up to each character is searched in turn, so the result does not depend on how the text was split into
-        pieces. is_whole: whether `text` starts where the output does; if not, its first character is only context.
-        """
+        Each beginning of the text is searched in turn, so the result does not depend on how the text was split into
+        pieces. is_whole: whether `text` starts where the output does. If not, its first character cannot be part of a
+        match, and only serves as context."""
         started = time.thread_time()
         best: tuple[int, str] | None = None
         for pattern, regex, looks_ahead in self._patterns:

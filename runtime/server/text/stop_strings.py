@@ -13,7 +13,8 @@ ms and 1 MiB."""
 
 
 def check_stops(stops: tuple[str, ...]) -> None:
-    """Check the stop strings of a gen. BadProgram: there are too many, or one is empty."""
+    """Check the stop strings of a gen. Raises BadProgram if there are too many, if they have too many characters in
+    all, or if one is empty."""
     n_chars = sum(map(len, stops))
     if len(stops) > MAX_STOPS or n_chars > MAX_CHARS:
         raise BadProgram(
@@ -64,9 +65,10 @@ class StopStrings:
         return following
 
     def walk(self, state: int, text: str, search: bool) -> tuple[int, int, str | None]:
-        """Walk through a text from `state`; with `search`, stop at the end of the first stop string. Returns the last
-        state, the number of characters walked through, and the longest stop string that ends there; None: none ends
-        there, or `search` is False."""
+        """Feed a text to the automaton, from `state` on. search: whether to stop at the end of the first stop string.
+
+        Returns the last state, the number of characters read, and the longest stop string that ends there; None:
+        `search` is False, or no stop string was found."""
         if state == self.START and self._next[state].keys().isdisjoint(text):  # usual, and ten times as fast
             return state, len(text), None
         for n, character in enumerate(text, 1):
@@ -76,7 +78,8 @@ class StopStrings:
         return state, len(text), None
 
     def n_begun(self, state: int) -> int:
-        """How many characters at the end of the text may be the beginning of a stop string that is not complete yet."""
+        """Returns how many characters at the end of the text may be the start of a stop string that is not complete
+        yet. state: the automaton's state after the text."""
         return self._n_begun[state]
 
 

@@ -53,7 +53,7 @@ TemplateError = jinja2.TemplateError
 
 
 class BudgetSpent(TemplateError):
-    """The template takes more time or memory than the budget of a rendering allows."""
+    """The template takes more time or memory than the budget of its rendering allows."""
 
 
 class _Spending(threading.local):
@@ -65,8 +65,8 @@ _spending = _Spending()
 
 @contextmanager
 def budget(units: int) -> Iterator[None]:
-    """A context in which the renderings of this thread may take at most `units`. If they take more, BudgetSpent is
-    raised."""
+    """A context in which the template renderings of this thread may use at most `units` of work. A rendering that needs
+    more raises BudgetSpent."""
     before, _spending.left = _spending.left, units
     try:
         yield
@@ -89,7 +89,10 @@ class _Generator(CodeGenerator):
         super().blockvisit(body, frame)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Make searches, and comparisons in which no operand is a constant, pay from the budget."""
+        """Generate the code of a comparison.
+
+        Searches (`in`), and comparisons in which no operand is a constant, get code that charges them to the
+        rendering's budget of time and memory, because their time depends on the length of the operands."""
         (op, *more), is_const = node.ops, isinstance(node.expr, nodes.Const)
         is_search = op.op in ("in", "notin")
         if more:
@@ -125,7 +128,8 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %} marks assistant text for training. Here it renders its content."""
+    """The tag {% generation %} ... {% endgeneration %}, with which templates mark assistant text for training. The
+    server renders only its content."""
 
     tags = {"generation"}  # noqa: RUF012 - the interface of jinja2
 
@@ -135,7 +139,9 @@ class _Generation(jinja2.ext.Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The environment of Hugging Face: sandboxed, trimmed blocks, `tojson`, `raise_exception`, generation tags."""
+    """Jinja for chat templates: with Hugging Face's settings, in a sandbox, and with a budget of time and memory.
+
+    The settings are trimmed blocks, `tojson`, `raise_exception`, and the tags for generations and loop controls."""
 
     code_generator_class = _Generator
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -173,13 +179,15 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def found(value: Any, place: Any) -> bool:
-        """Pay for the operator `in`, and compute it."""
+        """Return the result of the operator `in`. The work is first charged to the rendering's budget of time and
+        memory."""
         _pay_for_search(value, place)
         return value in place
 
     @staticmethod
     def passed(value: Any) -> Any:
-        """Pay for a slice of a value. Returns the value."""
+        """Return `value`, which the template slices. The work of the slice is charged to the rendering's budget of time
+        and memory."""
         pay(_length(value) // SHARE)
         return value
 
@@ -187,7 +195,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, _weighed(argument))
 
     def concatenated(self, values: Sequence[Any]) -> str:
-        """Pay for the operator `~`, and compute it."""
+        """Return the result of the operator `~`, the values joined as text. The work is first charged to the
+        rendering's budget of time and memory."""
         for value in values:
             _pay_for(value)
         return "".join(map(str, values))
@@ -258,7 +267,8 @@ def _length(value: Any) -> int:
 
 
 def _weighed(value: Any) -> Any:
-    """Pay for a value that is compared or looked up, which takes time for each item in the value. Returns the value."""
+    """Return `value`, which the template compares or looks up. The work, which grows with the number of items in the
+    value, is charged to the rendering's budget of time and memory."""
     if isinstance(value, list | tuple | dict):
         _pay_for(value)
     else:
@@ -267,7 +277,7 @@ def _weighed(value: Any) -> Any:
 
 
 def _pay_for_search(value: Any, place: Any) -> None:
-    """Pay for `value in place`."""
+    """Charge the search `value in place` to the rendering's budget of time and memory."""
     before = _spending.left
     _weighed(value)
     if not isinstance(place, dict):
@@ -275,14 +285,14 @@ def _pay_for_search(value: Any, place: Any) -> None:
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values, and pay for each."""
+    """Yield the values, and charge each to the rendering's budget of time and memory."""
     for value in values:
         pay(ITEM)
         yield value
 
 
 def _pay_for(value: Any) -> None:
-    """Pay for converting a value, with all items in it, to text."""
+    """Charge the conversion of a value to text, with all items in it, to the rendering's budget of time and memory."""
     left = [value]
     while left:
         one = left.pop()
@@ -298,7 +308,7 @@ def _pay_for(value: Any) -> None:
 
 
 def _paid(value: Any) -> Any:
-    """Pay for a value that the template writes. Returns the value."""
+    """Return `value`, which the template writes. Its length is charged to the rendering's budget of time and memory."""
     if type(value) is str:
         _spending.left -= len(value)  # checked at the next block; a template can write only a limited amount until then
     else:
@@ -307,7 +317,8 @@ def _paid(value: Any) -> Any:
 
 
 def _check_format(text: str, values: Any) -> None:
-    """Pay for `text % values` and `text.format(*values)`."""
+    """Charge `text % values` or `text.format(*values)` to the rendering's budget of time and memory. Raises BudgetSpent
+    if the format has a large or computed width."""
     if _WIDE.search(text):
         raise BudgetSpent("the width in a format has four digits or more, or is computed")
     _pay_for(values)
@@ -316,8 +327,9 @@ def _check_format(text: str, values: Any) -> None:
 
 
 def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Pay for the call of a string method, or of the filter of the same name, before the call. Returns the arguments
-    for the call."""
+    """Charge the call of a string method, or of the filter with the same name, to the rendering's budget of time and
+    memory. Used before the call. Returns the arguments for the call. Raises BudgetSpent if the call is too expensive or
+    not allowed."""
     numbers = [one for one in (*args, *kwargs.values()) if isinstance(one, int)]
     if any(abs(one) > MAX_NUMBER for one in numbers):
         raise BudgetSpent(f"{name} has an argument larger than {MAX_NUMBER}")
@@ -339,7 +351,7 @@ def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter of Jinja so that each call is paid from the budget."""
+    """Wrap a filter of Jinja, so that each call is charged to the rendering's budget of time and memory."""
     is_free = name in _FREE
     at = 1 if hasattr(function, "jinja_pass_arg") else 0  # the value follows a context or an environment
 
@@ -374,7 +386,8 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _limited_test(name: str, function: Any) -> Callable[[Any, Any], Any]:
-    """Wrap a test of Jinja that compares values, so that each call is paid from the budget."""
+    """Wrap a test of Jinja that compares values, so that each call is charged to the rendering's budget of time and
+    memory."""
 
     @functools.wraps(function)
     def limited(value: Any, other: Any) -> Any:

@@ -37,19 +37,20 @@ STEP = 2048
 
 
 class CachedIds(NamedTuple):
-    """The ids of the first `at` characters of a text: a whole piece, or a beginning of pieces, which ends with a
-    word."""
+    """The ids of the first `at` characters of a text. They are a whole piece of text, or a beginning that several
+    pieces may share and that ends with a word."""
 
     ids: array[int]
     at: int
 
 
 class TokenCache:
-    """Caches the ids of pieces of text. encode: encodes a text; with `offsets` as in Encoder.encode. Thread-safe.
+    """Caches the ids of pieces of text: of whole pieces, and of long beginnings that other pieces may share.
+    Thread-safe.
 
-    This works only for tokenizers that split text into words and encode each word by itself, so that the ids of the
-    words before a space do not depend on the text after it. If a whole piece is one word, no beginning of it is cached.
-    """
+    encode: encodes a text; called like Encoder.encode. The cache may be used only for tokenizers that split text into
+    words and encode each word by itself. The ids of the words before a space then do not depend on the text after it.
+    If a whole piece is one word, no beginning of it is cached."""
 
     def __init__(self, encode: Callable[..., EncodedText]) -> None:
         self._encode = encode
@@ -57,12 +58,11 @@ class TokenCache:
         self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_BYTES)
 
     def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"", grows: bool = False) -> list[int]:
-        """The ids of a piece. borders: the indices at which the piece's parts end, in order; other pieces may begin
-        with the same parts. grows: whether other pieces may begin with any part of the piece, as when a prompt is sent
-        again with more text.
+        """Returns the ids of a piece of text.
 
-        owner: the cache is searched only for texts of this owner.
-        """
+        borders: the indices at which the piece's parts end, in order; other pieces may begin with the same parts.
+        grows: the text may come again with more text after it, so other pieces may begin with any part of it. owner:
+        the tenant's namespace; only texts of this owner are looked up."""
         if not text:
             return []
         if (cached := self._cache.get((owner, True, text))) is not None:
@@ -97,8 +97,9 @@ class TokenCache:
         self._cache.drop(lambda key: key[0] == owner)
 
     def _beginning(self, text: str, limit: int, encoding: EncodedText) -> CachedIds | None:
-        """The ids of the text up to the last single space before `limit`, if the words after that space are encoded
-        independently; else None."""
+        """Returns the ids of a beginning of `text`, and its length in characters. The beginning ends before a single
+        space between two words, close before index `limit`. Returns None if there is no such space, or if the text
+        after the beginning is encoded differently when it stands alone."""
         offsets, words = encoding.offsets, encoding.word_ids
         k = bisect_right(offsets, limit, key=lambda offset: offset[0]) - 1
         for i in range(k, max(0, k - MARGIN), -1):

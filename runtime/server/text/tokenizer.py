@@ -1,12 +1,11 @@
-"""The tokenizer: text to ids, and the spelling of each id. Text is tokenised nowhere else.
+"""The tokenizer: text to ids, and the spelling of each id. Text is tokenized nowhere else.
 
-Text comes as spans. In a span with `meant`, control tokens are encoded as control tokens. In other spans they are data:
-`<|im_end|>` is ten characters there. Spans are joined before they are encoded, so that borders between them do not
-change the tokens.
+Text comes as spans. In a span with `meant`, the text of a control token is encoded as this token. In other spans it is
+plain text: `<|im_end|>` is encoded as ten characters. Adjacent spans are joined before they are encoded, so that the
+border between them does not change the tokens.
 
 Control tokens are the added tokens of the vocabulary, except plain words and white space (some vocabularies add runs of
-spaces). The `special` flag does not matter: `<tool_call>` and `<think>` often do not have it.
-"""
+spaces). The `special` flag does not matter: `<tool_call>` and `<think>` often do not have it."""
 
 from __future__ import annotations
 
@@ -119,10 +118,9 @@ class Tokenizer:
     spelling    bytes of each id; a special token is spelled as its name, an unused id is empty
     special     ids that generated text does not show
     eos_ids     ids that end an output
-    blank       the ids that an empty prompt gets
-    longest     bytes of the longest spelling
-    is_local    whether texts are encoded in this process, and not in one that can be killed
-    """
+    blank       the ids that stand for an empty prompt: the begin-of-text id or, if there is none, an eos id
+    longest     length in bytes of the longest spelling
+    is_local    whether texts are encoded in this process; if not, in one that can be killed"""
 
     def __init__(self, directory: Path, files: Files) -> None:
         self._tokenizer, description = _load(directory)
@@ -152,9 +150,11 @@ class Tokenizer:
         self._vocabulary: tuple[bytes, list[int]] | None = None
 
     def encode(self, spans: Iterable[TextSpan], at_start: bool = False, owner: bytes = b"") -> list[int]:
-        """The ids of the joined text of the spans. at_start: the text starts a prompt, so the ids that the tokenizer
-        puts before every text (a begin-of-text id) come first, unless the text begins with their text as control
-        tokens. owner: the tenant's namespace; cached texts are not shared between owners."""
+        """Returns the ids of the joined text of the spans.
+
+        at_start: the text starts a prompt. The ids that the tokenizer puts before every text (such as a begin-of-text
+        id) then come first, unless the spans already begin with these control tokens. owner: the tenant's namespace;
+        owners do not share cached texts."""
         parts = [span for span in spans if span.text]
         text, spans = "".join(span.text for span in parts), merge(parts)
         spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
@@ -183,7 +183,8 @@ class Tokenizer:
         return b"".join(self.spelling[i] for i in ids).decode(errors="replace")
 
     def text_of_packed(self, ids: bytes) -> str:
-        """The text of a client's int32 ids, including special tokens. BadProgram: one of them is not an id."""
+        """Returns the text of int32 token ids that a client sent, including special tokens. Raises BadProgram if one of
+        them is not an id of the vocabulary."""
         if len(ids) % 4:
             raise BadProgram(f"token ids have four bytes each, but {len(ids)} bytes are not a multiple of four")
         numbers = memoryview(ids).cast("i").tolist()
@@ -228,7 +229,7 @@ class Tokenizer:
         return known
 
     def stop_work(self, stop: str) -> int:
-        """The cost of `stop_ids`, in units of encoding one character; 0: the result is cached."""
+        """The cost of `stop_ids(stop)`, in units of encoding one character; 0: its result is cached."""
         if stop in self._stop_ids:
             return 0
         return STOP + (len(self.spelling) if self._vocabulary is None else 0)
@@ -254,7 +255,8 @@ class Tokenizer:
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _raw(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
-        """Encode a text by the library; see Encoder.encode. BadProgram: the encoding fails or takes too long."""
+        """Encode a text with the tokenizers library. special, offsets: as in Encoder.encode. Raises PromptTooLong, and
+        BadProgram if the encoding fails or takes too long."""
         try:
             return self._encoder.encode(text, special, offsets)
         except PromptTooLong:
@@ -282,8 +284,8 @@ class Tokenizer:
         return [i for k, piece in enumerate(pieces) for i in self._encode_data(piece, at_start and not k)]
 
     def _meant(self, text: str, spans: Sequence[TextSpan]) -> tuple[list[tuple[int, int, int]], bool]:
-        """Returns (start, end, id) of each control token in spans with `meant`, and whether these are all control
-        tokens of the text."""
+        """Find the control tokens in spans with `meant`. Returns (start, end, id) of each in the joined text, and
+        whether the text contains no other control tokens."""
         ends = list(accumulate(len(span.text) for span in spans))
         found = list(self.controls(text))
         kinds = [(bisect_right(ends, start), end) for start, end, _ in found]
@@ -300,8 +302,10 @@ class Tokenizer:
         return []
 
     def _find_anchor(self) -> tuple[str, list[int]] | None:
-        """If the tokenizer adds a space before every text: a string to put before each text inside a prompt, and the
-        ids of the string. Else None."""
+        """Needed for tokenizers that add a space before every text (SentencePiece); for others returns None.
+
+        Returns a string to encode before a text that stands inside a prompt, and the ids of the string, which the
+        caller then removes. Raises Unsupported if no such string works."""
         if self.text_of(self._raw("a").ids) == "a":
             return None
         for anchor in ("\n", "\0", "."):
@@ -368,7 +372,8 @@ def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
 
 
 def _load(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
-    """Load the tokenizer of a model directory. Returns it with the parsed parts of tokenizer.json."""
+    """Load the tokenizer of a model directory. Returns the library's tokenizer, and the parts of tokenizer.json that
+    the server needs itself. Raises BadModel if the file cannot be read."""
     file = directory / "tokenizer.json"
     try:
         data = read_bytes(file)

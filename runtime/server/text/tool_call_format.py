@@ -37,14 +37,13 @@ Scope = Literal["must", "may", "repeat", "at_once"]
 
 
 class Form(NamedTuple):
-    """A format of tool calls. mark: the text before a call; "" if the whole turn is the call. name, arguments: the keys
-    of the call's JSON; name None: the tool's name is the text before `split`, and the JSON holds only the arguments.
-    close: the text after a call.
+    """A format of tool calls.
 
-    is_list: whether the template writes calls as a list. A single call is accepted too.
-    is_hidden: whether mark or split is a control token, which is not part of an output's text.
-    is_plain: whether a turn with calls renders like a turn with the same text. If not, the template gets the calls.
-    """
+    mark: the text before a call; "" if the whole turn is the call. name, arguments: the keys of the call's JSON. If
+    name is None, the tool's name is the text before `split`, and the JSON holds only the arguments. close: the text
+    after a call. is_list: whether the template writes calls as a list. A single call without a list is accepted too.
+    is_hidden: whether mark or split is a control token, which the text of an output does not show. is_plain: whether a
+    turn with calls renders like a turn whose text is these calls. If not, the template gets the calls as data."""
 
     mark: str
     name: str | None = "name"
@@ -59,12 +58,12 @@ class Form(NamedTuple):
     def read(
         self, shown: str, spelled: str, n_before: int = 0, names: Sequence[str] = (), is_separated: bool = False
     ) -> tuple[WireToolCall, ...]:
-        """The calls of an assistant turn, in order. A call after a mark that cannot be parsed has an `error`.
+        """Returns the tool calls of an assistant turn, in order. A call after a mark that cannot be parsed has an
+        `error`.
 
-        shown: the text of the turn. spelled: this text with control tokens. n_before: how many calls the conversation
-        had before; the ids go on from there. names: the names of the tools. is_separated: whether the reasoning was
-        removed from the text.
-        """
+        shown: the text of the turn. spelled: the same text with its control tokens. n_before: how many calls the
+        conversation had before this turn; the ids of the calls are numbered from there. names: the names of the tools.
+        is_separated: whether the reasoning was already removed from the text."""
         text = self._answer(shown, spelled, is_separated)
         found = self._marked(text) if self.mark else self._bare(text, names)
         if len(found) > N_CALLS:
@@ -79,8 +78,8 @@ class Form(NamedTuple):
         return before if before.strip() else ""
 
     def _answer(self, shown: str, spelled: str, is_separated: bool) -> str:
-        """The text of a turn after its reasoning; only this part can have calls. An end mark of reasoning inside the
-        JSON of a call is data. The arguments are as for `read`."""
+        """Returns the text of a turn after its reasoning; only this part can have calls. An end mark of reasoning that
+        stands inside the JSON of a call is ignored. The arguments are as for `read`."""
         text = spelled if self.is_hidden else shown
         start = at = 0
         while not is_separated and (end := text.find(_END, at)) >= 0:
@@ -100,13 +99,12 @@ class Form(NamedTuple):
     def constraint(
         self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat"
     ) -> wire.ConstraintSpec | None:
-        """A constraint that applies after the mark of each call; None: a constraint cannot recognise calls of this
+        """Returns a constraint on the text after the mark of each call; None: a constraint cannot find calls of this
         format in the text.
 
         since: the mark that ends the model's reasoning; "": it does not reason. is_strict: whether arguments must match
-        the tool's parameters; otherwise any object is allowed. scope: as in ConstraintSpec; "at_once": the output
-        begins after the mark.
-        """
+        the schema of the tool's parameters; otherwise any object is allowed. scope: as in ConstraintSpec; "at_once":
+        the prompt already ends with the mark, so the output begins inside the call."""
         if self.name is None and (not self.split or self.is_hidden):
             return None
         if not self.mark and scope != "at_once":
@@ -163,7 +161,8 @@ class Form(NamedTuple):
         return found
 
     def _bare(self, text: str, names: Sequence[str]) -> list[WireToolCall]:
-        """The calls, if the whole text consists of JSON objects that are calls, or is a list of them."""
+        """Returns the tool calls of a text without call marks. The whole text must consist of JSON objects that are
+        calls, or of lists of them; otherwise it has no calls."""
         found: list[WireToolCall] = []
         at = _skip(text, 0)
         while at < len(text):
@@ -179,9 +178,10 @@ class Form(NamedTuple):
         return [] if any(call.error for call in found) else found
 
     def _is_call(self, value: Any, names: Sequence[str]) -> bool:
-        """Whether JSON without a mark is a call, and not an answer in JSON: the JSON has arguments, and no keys that a
-        call does not have; or it has nothing but the name of a tool. With arguments, the name may be wrong: the model
-        then gets an error."""
+        """Whether a JSON value without a call mark is a tool call, and not an answer in JSON.
+
+        It is a call if it has arguments, and no keys that a call does not have. Its name may be wrong: the model then
+        gets an error. It is also a call if it has nothing but the name of a tool."""
         if not isinstance(value, dict):
             return False
         if value.keys() == {self.name}:
@@ -213,7 +213,8 @@ class Form(NamedTuple):
 
 
 def _renamed(schema: Any, k: int) -> Any:
-    """The schema with its `$ref`s changed to the renamed definitions of tool `k`."""
+    """Returns the JSON Schema with its references to `$defs` changed. `k` is the index of the tool; its definition
+    `name` is now called `k.name`."""
     if isinstance(schema, list):
         return [_renamed(one, k) for one in schema]
     if not isinstance(schema, dict):
@@ -280,7 +281,8 @@ def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
 
 
 def _form(written: str) -> Form | None:
-    """The format of a rendered call; None if the text contains no JSON."""
+    """Returns the format of a rendered tool call; None: no known format. written: what the template wrote for the
+    call."""
     at = written.find(_NAME)
     for start in (k for k, character in enumerate(written[: max(at, 0)]) if character in "[{"):
         try:
@@ -313,8 +315,8 @@ def _reads(form: Form, written: str, n: int) -> bool:
 
 
 def _is_plain(template: ChatTemplate, written: str) -> bool:
-    """Whether a turn with the text `written`, as the template wrote a call, renders like a turn with that call as
-    data."""
+    """Whether the template renders an assistant turn whose text is `written` like a turn with the same tool call as
+    data. written: the call as the template wrote it."""
     call = _sample(0)
     conversations = [
         [
@@ -334,7 +336,7 @@ def _is_plain(template: ChatTemplate, written: str) -> bool:
 
 
 def example(form: Form) -> str:
-    """An example for people: a call of f with x = 1."""
+    """Returns an example for people of a tool call in this format: of the tool f with x = 1."""
     if form.name is None:
         return f'{form.mark}f{form.split}{{"x": 1}}{form.close.strip()}'
     call = f'{{"{form.name}": "f", "{form.arguments}": {{"x": 1}}}}'
