@@ -47,8 +47,12 @@ _LAUNCHES = {
 
 
 def launch(op: str, n: int) -> tuple[int, int]:
-    """Returns (block, num_warps) for rows of n numbers on the current device. block is a power of 2; a smaller block
-    has proportionally fewer threads."""
+    """The launch configuration of the Triton kernel of `op`, for rows of n numbers on the current device. Returns
+    (block, num_warps).
+
+    block is the smallest power of 2 that covers n, up to the op's maximum. A block below the maximum gets
+    proportionally fewer warps.
+    """
     block, threads = _LAUNCHES[op]
     own = min(block, 1 << (n - 1).bit_length())
     return own, max(1, threads * own // block // warp_size(architecture()))

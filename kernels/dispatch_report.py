@@ -63,10 +63,12 @@ def _on_cpu(op: Op) -> Dispatch:
 
 
 def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str:
-    """Why deterministic mode is impossible here, as the end of an error message; "" if it is possible.
+    """Why deterministic mode is impossible with these arguments on this machine, as the end of an error message; "" if
+    it is possible.
 
-    Every op of the C++ library sums each row in a fixed order. The libraries that torch calls promise no fixed
-    order on any device. (On a GPU, a deterministic model gives them tiles of one shape: see `runtime/model/linear.py`.)
+    Every op of the C++ library sums each row in a fixed order. The libraries that torch calls promise no fixed order on
+    any device. (On a GPU, a deterministic model therefore calls them only with a fixed number of rows: see
+    `runtime/model/linear.py`.)
     """
     rounds = "rounds a row differently in different batches"
     if device != "cpu":

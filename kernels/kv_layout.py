@@ -66,8 +66,12 @@ def kv_pools(
     n: int, shape: Sequence[int], dtypes: tuple[torch.dtype, torch.dtype], device: torch.device | str = "cpu",
     latent_dim: int = 0,
 ) -> list[tuple[Pool, Pool]]:  # fmt: skip
-    """Uninitialised pools of keys and of values for n layers, see `stacked`. dtypes: the dtype of keys, and that of
-    values. latent_dim: values are the first latent_dim numbers of keys; 0: values have pools of their own."""
+    """Allocates the KV pools of n layers, uninitialised. Returns (pool of keys, pool of values) for each layer.
+
+    shape: [n_pages, page_size, n_kv_heads, head_dim]. dtypes: of keys, and of values. latent_dim: with latent
+    attention, how many of a key's first numbers are its value, so that values need no memory; 0: values have pools of
+    their own.
+    """
     keys, values = dtypes
     if latent_dim:
         return [(pool, values_of(pool, latent_dim)) for pool in stacked(n, shape, keys, device)]
@@ -78,7 +82,7 @@ def kv_pools(
 
 
 def values_of(k_pool: Pool, latent_dim: int) -> Pool:
-    """The pool of values that are the first `latent_dim` numbers of keys: a view."""
+    """The pool of values in latent attention (MLA): a view of the first `latent_dim` numbers of each key."""
     if isinstance(k_pool, Quantized):
         return Quantized(k_pool.numbers[..., :latent_dim], k_pool.scale)
     return k_pool[..., :latent_dim]
@@ -95,9 +99,10 @@ def stored(k_pool: Pool, v_pool: Pool) -> tuple[Pool, ...]:
 
 
 def stacks(pools: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Views [n, *shape] that cover all given contiguous pools, each pool once.
+    """Groups pools into views [n, *shape], so that one launch can work on n pools. Each pool is in exactly one view.
 
-    Pools of one shape and dtype at equal distances in one allocation share a view. Other pools get a view with n = 1.
+    Pools share a view if they have one shape and dtype and lie at equal distances in one allocation. Any other pool
+    gets a view with n = 1. All pools must be contiguous.
     """
     groups: dict[tuple[torch.Size, torch.dtype, int], list[Tensor]] = {}
     for pool in pools:
@@ -139,11 +144,11 @@ def read(pool: Pool, pages: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantises x [..., head_dim]. Returns the numbers and their scales, as in a `Quantized` pool.
+    """Quantises x [..., head_dim]. Returns (numbers, scales), laid out as the last axes of a `Quantized` pool.
 
     The error is at most half a scale in int8. In e4m3 it is at most a sixteenth of the number, or 2**-10 of the scale.
-    In 4 bits it is at most half a scale plus 2**-8 of the group's smallest and of its largest number, since scale and
-    minimum are rounded to bfloat16. A NaN makes the scale NaN.
+    In 4 bits, scale and minimum are rounded to bfloat16. So the error is at most half a scale, plus 2**-8 of the
+    smallest and of the largest number of the group. A NaN in x makes its scale NaN.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if dtype == HALVES:

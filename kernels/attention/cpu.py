@@ -13,7 +13,8 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # w
 
 
 def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
-    """See `reference.attention`."""
+    """Attention on a CPU. Calls the C++ library, or torch if the library is missing or does not support the inputs.
+    Arguments and result as in `reference.attention`."""
     library = build.library()
     if library is None or not is_known(q, k_pool, v_pool):
         return by_torch(q, k_pool, v_pool, ragged, options)

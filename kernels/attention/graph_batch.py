@@ -16,15 +16,18 @@ from banyan.kernels.device import n_processors
 
 
 class GraphBatch:
-    """Room for `n_rows` decodes of up to `n_pages` pages each, for the Triton kernels.
+    """Buffers for a batch of up to `n_rows` decodes of up to `n_pages` pages each, at fixed addresses, for the Triton
+    kernels.
 
-    A captured step computes on `ragged`. `fill` copies another batch into it. Rows that the last `fill` did not use
-    write to the `spare` slots, which nobody reads; their results are meaningless.
+    A captured step computes on the batch `ragged`, whose tensors are these buffers. `fill` copies another batch into
+    them. Rows that the last `fill` did not use write their K and V to the `spare` slots, which nobody reads; the
+    results of these rows are meaningless.
     """
 
     def __init__(self, like: Ragged, n_rows: int, n_pages: int, spare: range, window_spare: range = range(0)) -> None:
-        """like: a batch that the model has computed. Its `plans` show which plans the layers need. window_spare: like
-        `spare`, for windowed layers that have pages of their own."""
+        """like: a batch of decodes that the model has already computed eagerly, so that `like.plans` holds the plans of
+        all layers. spare: slots of KV for unused rows. window_spare: such slots for windowed layers, if these have
+        pages of their own."""
         device = like.slots.device
         self._windowed = None if like.windowed is None else GraphBatch(like.windowed, n_rows, n_pages, window_spare)
         self._spare = torch.tensor(spare, dtype=torch.int64, device=device).repeat(-(-n_rows // len(spare)))[:n_rows]
@@ -64,12 +67,14 @@ class GraphBatch:
 
 
 class _PlanTables:
-    """Room for the tables of a plan, one after the other in one tensor, so that one copy transfers them all.
+    """Space on the device for the four tables of a plan. They are parts of one tensor, so one copy transfers them all.
 
-    There is room for twice the items and partial results of the plan `like`. The plan of any n_rows decodes that share
-    no pages fits too: it has small items only, among them those for first keys (`PlanKey.first`). For each unused item
-    or merge, the GPU starts a program that does nothing. If there is no room for large items, their kernel is not
-    launched.
+    A plan fits if it has at most twice the items and twice the partial results of the plan `like`. A plan of up to
+    n_rows decodes that share no pages always fits. Such a plan has small items only: those of the decodes, and those
+    that read first keys if the layers have them (`PlanKey.first`).
+
+    A captured launch has one program per entry of a table. The program of an unused entry does nothing. If `like` has
+    no large items, there is no space for any, and their kernel is not launched.
     """
 
     def __init__(self, like: AttentionPlan, key: PlanKey, n_rows: int, device: torch.device) -> None:
@@ -80,14 +85,14 @@ class _PlanTables:
         self.data = torch.zeros(sum(n * m for n, m in self.shapes), dtype=torch.int32, device=device)
 
     def on_device(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """Returns the entry of `Ragged.plans`: small and large items, rows, merges, and the number of partial
-        results."""
+        """Returns (small items, large items, rows, merges, number of partial results): views of the tensor, in the form
+        in which `Ragged.plans` holds a plan."""
         parts = torch.split(self.data, [n * m for n, m in self.shapes])
         small, large, rows, merges = (part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
         return small, large, rows, merges, self.n_partials
 
     def has_room(self, plan: AttentionPlan) -> bool:
-        """Whether a plan fits."""
+        """Whether the tables have space for all entries and partial results of `plan`."""
         lengths = [len(table) <= n for table, (n, _) in zip(plan[:4], self.shapes, strict=True)]
         return all(lengths) and plan.n_partials <= self.n_partials
 

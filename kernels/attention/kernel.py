@@ -39,7 +39,8 @@ def _block(
     KIND: tl.constexpr, GROUP: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Processes one block of keys: scores, running maximum and sum, weighted values."""
+    """Attends to one block of keys. Returns the updated running maximum of the scores (b_max), sum of the weights
+    (b_sum) and weighted sum of the values (b_acc), as in FlashAttention."""
     o_slot = b_page * s_page + (o_key % PAGE) * s_slot
     p_kt = p_k + o_slot[None, :] + o_d[:, None]
     p_vs = p_v + o_slot[:, None] + o_d[None, :]
@@ -136,9 +137,12 @@ def _attend(
     SINKS: tl.constexpr,
     ALL_MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes one item for one KV head. A row of the tile is a row of the item and a head of the group. ROTATED: in
-    latent attention, how many numbers a key has after the DIM that are also its value; 0: values have their own
-    pool."""
+    """The kernel: computes one item (program_id 0) for one KV head (program_id 1), and stores final or partial results.
+
+    A row of the tile is one row of the item with one query head of the group. DIM: numbers of a value, and without
+    latent attention of a key. ROTATED: with latent attention, a key has the DIM numbers of its value and ROTATED more;
+    0: no latent attention.
+    """
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
     first, n_rows, request = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
@@ -283,12 +287,13 @@ class Tile(NamedTuple):
 
 
 def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, n_rows: int, *, large: bool) -> Tile:
-    """The tile for small or large items of a batch of n_rows. Tiles are not autotuned, so that results repeat and tests
-    can compile every variant. The tiles for heads of 128 on sm_90 are the fastest of a dozen on an H100.
+    """The tile for small items, or with `large` for large items, of a batch of n_rows. group: query heads per KV head.
+    kind: the format of the pool of values, as in write_kv/kernel.py; 0: not quantised.
 
-    The tests check registers, shared memory and spills of each entry; gfx942 has 64 KB of LDS. kind: how the pool of
-    values stores numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, which leaves fewer registers
-    to the tile."""
+    Tiles come from a table and are not autotuned, so results repeat, and tests can compile every variant. The tests
+    check registers, shared memory and spills of each tile. On sm_90, the tiles for heads of 128 are the fastest of a
+    dozen on an H100.
+    """
     wide = dim > 128
     amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
     if arch == "interpreter":
@@ -352,7 +357,8 @@ def latent_group(arch: str, n_heads: int, dtype: torch.dtype, kind: int) -> int:
 
 
 def _latent_tile(arch: str, group: int, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
-    """The tile of latent attention, for latents of up to 512 numbers."""
+    """The tile for small items, or with `large` for large items, of latent attention with latents of up to 512 numbers.
+    group: query heads per tile. kind: the format of the pool, as in write_kv/kernel.py; 0: not quantised."""
     if arch == "interpreter":
         return Tile(32 if large else 16, 32, 4, 1)
     if dtype == torch.float32:
@@ -367,8 +373,8 @@ def _latent_tile(arch: str, group: int, dtype: torch.dtype, kind: int, *, large:
 
 
 def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
-    """See `reference.attention`. head_dim is 16 to 256, and latents have up to 512 numbers. Does not synchronise with
-    the host."""
+    """Launches the Triton kernels of attention. Arguments and result as in `reference.attention`. Does not synchronise
+    with the host. head_dim must be 16 to 256; latents (MLA) may have up to 512 numbers."""
     scale, softcap, window, sinks, first, first_q = options
     n_rows, n_heads, dim = q.shape
     _, page_size, n_kv_heads, v_dim = v_pool.shape
@@ -437,8 +443,11 @@ def _device_plan(
     ragged: Ragged, tiles: list[Tile], n_kv_heads: int, group: int, seen: tuple[int, int], arch: str,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
-    """Returns the plan's tables on the device: small and large items, rows, merges, and the number of partial results.
-    The batch caches them for the step's other layers. seen: the window, and the number of first keys."""
+    """Returns the plan of a batch on the device: (small items, large items, rows, merges, number of partial results),
+    see `AttentionPlan`. Stores it in `ragged.plans`, where the step's other layers find it.
+
+    group: query heads per KV head. seen: `window` and `first` of the layer's AttentionOptions.
+    """
     small_rows, large_rows = (shape.rows // group for shape in tiles)
     if ragged.deterministic:
         small_rows = 0  # two tile shapes would round differently
@@ -460,7 +469,8 @@ class PlanKey(NamedTuple):
 
 
 def host_plan(ragged: Ragged, key: PlanKey) -> AttentionPlan:
-    """Plans the attention of a batch in the layers with this key. The tables are in numpy."""
+    """Plans the attention of a batch for all layers whose PlanKey is `key`. Returns the plan as numpy tables, not yet
+    on the device."""
     return plan(
         ragged.q_lens,
         ragged.kv_lens,

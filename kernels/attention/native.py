@@ -24,7 +24,7 @@ _POINTERS = (
 
 
 class AttentionCall(ctypes.Structure):
-    """Mirrors `Call` of items.h."""
+    """The arguments of one attention call, laid out as the C++ struct `Call` of items.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
@@ -49,7 +49,8 @@ class NativeWork(NamedTuple):
 def attend(
     library: ctypes.CDLL, q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions
 ) -> Tensor:
-    """See `reference.attention`. Takes only inputs that `cpu.is_known` accepts."""
+    """Causal attention over paged KV by the C++ library. Arguments and result as in `reference.attention`; the inputs
+    must be such that `cpu.is_known` returns True."""
     n_heads, dim = q.shape[1:]
     page_size, n_kv_heads = k_pool.shape[1:3]
     out = q.new_empty(len(q), n_heads, v_pool.shape[3])
@@ -70,9 +71,12 @@ def attend(
 def prepare(
     ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions, v_dim: int = 0
 ) -> tuple[AttentionCall, NativeWork, Tensor]:
-    """Prepares a call for contiguous rows of q: sets all fields but q, first_q, out, sinks and the pools. v_dim:
-    numbers of a value; 0: `dim`. Returns the call, its plan and the buffer of partial results, which the caller must
-    keep until the library has returned."""
+    """Prepares a call of the C++ library for contiguous rows of q. Returns the arguments of the call, its plan and a
+    buffer for partial results. The caller must keep all three until the library has returned.
+
+    Sets all fields of the call except q, first_q, out, sinks and the pools: the caller sets these. v_dim: numbers of a
+    value; 0: `dim`.
+    """
     scale, softcap, window, _, first, _ = options
     v_dim = v_dim or dim
     work = _work(ragged, n_heads, n_kv_heads, dim, window, first)
@@ -104,7 +108,8 @@ def prepare(
 
 
 def _work(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int, first: int) -> NativeWork:
-    """Returns a batch's plan, which the batch caches for the layers with the same sizes, window and first keys."""
+    """Plans the attention of a batch for the C++ library. Stores the plan in `ragged.plans`, where the step's other
+    layers find it if they have the same arguments. first: see `AttentionOptions`."""
     n_threads = threads.n_max()
     key = ("native", n_heads, n_kv_heads, dim, window, first, n_threads)
     if key not in ragged.plans:

@@ -1,8 +1,8 @@
-"""Cuts a step's attention into work items: which rows read which keys. Pure Python and numpy, without torch.
+"""Cuts a step's attention into work items: an item says which rows of q read which keys. Does not import torch.
 
-Requests that begin with the same pages share a subtree of the batch. If that saves time, the subtree's keys are read
-once for all of these requests: an item then holds rows of several requests, and each of these rows merges one more
-partial result (Hydragen, Juravsky et al., 2024; the choice by cost follows FastTree, Pan et al., 2025).
+Requests that begin with the same KV pages form a subtree. If it saves time, one item reads the keys of a subtree once
+for all of its requests, so this item holds rows of several requests. Each of these rows then has one more partial
+result to merge (Hydragen, Juravsky et al., 2024; the choice by cost follows FastTree, Pan et al., 2025).
 """
 
 import functools
@@ -26,20 +26,20 @@ MAX_DRAFT = 64  # rows of a draft tree, at most: an ancestor mask covers the las
 
 
 class Subtree(NamedTuple):
-    """Requests whose first `n_keys` keys are in the same pages, all of them computed before this step."""
+    """Requests whose first `n_keys` keys are in the same pages. All of these keys were computed before this step."""
 
     requests: tuple[int, ...]
     n_keys: int
 
 
 class AttentionPlan(NamedTuple):
-    """One step's attention; the same for all layers with the same window and head counts.
+    """The work items of one step's attention. All layers with the same window and head counts use the same plan.
 
-    small, large  items by tile shape, longest read first unless deterministic. int32 [n_items, 8]: first entry in
-                  `rows`, number of rows, request whose pages are read, first key, end of keys, position of the first
-                  row (each further row is one position later), first key that the ancestor mask covers, whether it
-                  reads the first keys of the text (`AttentionOptions.first`), with `first_q` and without the window's
-                  mask
+    small, large  the items for the small and for the large tile, int32 [n_items, 8]; those that read most keys first,
+                  unless deterministic. Columns: 0: first entry in `rows`; 1: number of rows; 2: request whose pages are
+                  read; 3: first key; 4: end of keys; 5: position of the first row (each further row is one position
+                  later); 6: first key that the ancestor mask covers; 7: 1 if the item reads the first keys of the text
+                  (`AttentionOptions.first`): it then takes queries from `first_q` and applies no window; else 0
     rows          int32 [n, 2]: row of q; index of its partial result (-1: the item reads all keys of the row, and
                   writes the final result)
     merges        int32 [n_split_rows, 4]: row of q, its first partial result, number of partial results, 0
@@ -104,7 +104,7 @@ def plan(
     large_split: tuple[int, int] | None = None,
     deterministic: bool = False,
 ) -> AttentionPlan:
-    """Cuts the attention of a ragged batch into items. If there are too few items to occupy all processors, items
+    """Cuts the attention of a ragged batch into work items. If there are too few items to occupy all processors, items
     that read many keys are split.
 
     A request whose rows fit a small tile becomes one small item, any other becomes one or more large items. If several
@@ -112,15 +112,18 @@ def plan(
 
     q_lens         number of rows of q, by request
     kv_lens        number of keys, including those of the rows of q, by request
-    programs       Triton programs per item, for small and for large items: one for each KV head, or one for all heads
+    tiles          how many rows an item can hold
+    programs       Triton programs per small item and per large item: the number of KV heads if a program computes one
+                   KV head; 1 if it computes all heads
     n_processors   multiprocessors of the GPU; on the CPU, threads
     window         number of keys that a row sees, including its own; 0: all
-    first          with a window: number of keys at the beginning that each row sees too. These keys have own items,
-                   except where the window hides nothing
+    first          with a window: number of keys at the beginning of the text that each row sees too. Separate items
+                   read these keys, except where the window hides nothing
     shared         subtrees that may be read once for several requests, parents first
     merge_keys     cost of merging one more partial result of a row, as the number of keys that an item reads in that
-                   time. A subtree is shared if the keys that are no longer read cost more than the merges
-    large_split    how large items are split, see LARGE_SPLIT; None: like small ones
+                   time. A subtree is shared if this saves more reads of keys than its merges cost
+    large_split    for splitting large items: (items per processor to aim for, least number of keys per part); None: as
+                   for small items
     deterministic  no item reads across a multiple of CHUNK. Then the order in which a row's sum is computed depends
                    only on the row's position, `window` and `first`, not on the batch
     """
@@ -194,10 +197,11 @@ def _share(
     shared: Sequence[Subtree],
     merge_keys: float,
 ) -> tuple[list[int], list[_Item], list[_Item]]:
-    """Decides which subtrees are read once for several requests. Returns the key at which each request's own reads
-    begin (`first` if it shares no subtree), and the small and the large shared items.
+    """Decides which subtrees are read once for several requests. Goes through `shared` from parents to children. If
+    sharing a subtree does not pay, its children may still be shared.
 
-    If sharing a subtree does not pay, its keys are considered again with the subtrees below it.
+    Returns for each request the key at which the items of the request alone begin (`first` if the request shares
+    nothing), then the small items and the large items that read the shared keys.
     """
     begins = [first] * len(q_lens)
     small: list[_Item] = []
@@ -256,7 +260,8 @@ def _by_length(items: list[_Item]) -> list[_Item]:
 
 
 def _split_size(n_keys: int, n_programs: int, n_wanted: int, least: int) -> int:
-    """The least number of keys per part. Items with twice as many keys are split. n_keys: the sum over all items."""
+    """How many keys a part of a split item should have, at least `least`, so that there are about `n_wanted` programs.
+    n_keys: the keys of all items together. n_programs: programs per item."""
     return max(least, n_keys * n_programs // n_wanted)
 
 
@@ -272,14 +277,15 @@ def _decodes(kv_lens: Sequence[int]) -> AttentionPlan:
 
 @functools.lru_cache(256)
 def _rows_alone(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns `large`, `rows` and `merges` of the plan of n decodes that have one item each."""
+    """Returns the tables `large`, `rows` and `merges` of an AttentionPlan for n decodes, if each is one small item.
+    They depend only on n."""
     rows = np.full((n, 2), -1, np.int32)
     rows[:, 0] = np.arange(n)
     return np.empty((0, 8), np.int32), rows, np.empty((0, 4), np.int32)
 
 
 def _chunks(items: list[_Item]) -> list[_Item]:
-    """Splits items at multiples of CHUNK."""
+    """Splits items so that none reads keys on both sides of a multiple of CHUNK."""
     return [
         (rows, request, max(at, start), min(at + CHUNK, end), position, tail, is_part, which)
         for rows, request, start, end, position, tail, is_part, which in items

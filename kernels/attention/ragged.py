@@ -18,11 +18,12 @@ ALL_KEYS = (1 << MAX_DRAFT) - 1
 
 
 class AttentionOptions(NamedTuple):
-    """The options in which the attention of layers can differ.
+    """The options of attention that can differ from layer to layer.
 
+    scale      factor of the scores
     softcap c  scores become c * tanh(scores / c); 0: off
-    window w   a row at position p attends only to keys at positions > p - w; 0: no window. A draft tree must not have
-               more rows than w, since the index of its rows in the cache can exceed their position
+    window w   a row at position p attends only to keys at positions > p - w; 0: no window. A draft tree must have at
+               most w rows: then all ancestors of a row are inside its window
     sinks      [n_heads]: one more logit per head that takes part in the softmax and has no value
     first f    with a window: a row also attends to the first f keys, however far they are. 0: only to its window
     first_q    queries, shaped as q, that replace q for the first f keys, so that these can seem nearer than they are
@@ -80,7 +81,8 @@ class Ragged(NamedTuple):
             raise ValueError(f"a window of {window} is smaller than a tree of {self.n_drafted} drafts")
 
     def seen_in(self, window: int) -> "Ragged":
-        """Returns the batch for layers with this window; 0: for layers without a window."""
+        """The batch that a layer with this window needs: `windowed` if windowed layers have their own pages, else this
+        batch. window: 0 for a layer without a window."""
         return self.windowed if window and self.windowed is not None else self
 
 
@@ -155,8 +157,8 @@ def from_host(
     tables: HostTables, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], shared: tuple[Subtree, ...], n_drafted: int,
     deterministic: bool, tail: Ragged | None, device: torch.device | str,
 ) -> Ragged:  # fmt: skip
-    """Builds the batch that has these tables, and copies them to `device`; see `Ragged`. shared: the batch's
-    subtrees."""
+    """Copies `tables` to `device` and returns a batch with these tables. The other arguments become fields of the
+    batch: see `Ragged`. shared: becomes `subtrees`."""
     *always, ancestors = tables
     q_start, kv_len, table, slots, position = (to_device(each, device) for each in always)
     masks = None if ancestors is None else to_device(ancestors, device)
@@ -169,7 +171,8 @@ def from_host(
 def _rows(
     q_lens: Sequence[int], contexts: Sequence[int], pages: Sequence[Sequence[int]], page_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns `q_start`, `position` and `slots` of a batch without draft trees."""
+    """Returns the tables `q_start` [n_requests + 1], `position` [n_rows] and `slots` [n_rows] of a batch without draft
+    trees; see `Ragged`. contexts: how many tokens of each request are in KV before this step."""
     q_start, position, slots = [0], array("i"), array("q")
     for q_len, at, own in zip(q_lens, contexts, pages, strict=True):
         q_start.append(q_start[-1] + q_len)
@@ -199,14 +202,20 @@ def _in_chunks(
 
 
 def _last_rows(parents: Sequence[int] | None, n: int) -> list[int] | None:
-    """Returns the parents of a tree's last n rows, counted from the first of them. The rows before them are a chain."""
+    """Cuts a draft tree down to its last n rows, and returns their parents. A parent is the index of a row, counted
+    from the first of these n rows; -1 if it is not one of them. None if `parents` is None: the rows are a chain.
+
+    The rows that are cut off must be a chain that leads to the tree.
+    """
     return None if parents is None else [max(-1, parent - len(parents) + n) for parent in parents[len(parents) - n :]]
 
 
 def _trees(
     q_lens: Sequence[int], parents: Sequence[Sequence[int] | None], position: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `ancestors` and `position` of a batch with draft trees."""
+    """Returns (the ancestor masks int64 [n_rows], the positions int32 [n_rows]) of a batch with draft trees; see
+    `Ragged`. position: the positions as if each request were a chain. ValueError: an item of `parents` is not a
+    tree."""
     masks: list[int] = []
     depth: list[int] = position.tolist()
     for q_len, own in zip(q_lens, parents, strict=True):

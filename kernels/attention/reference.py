@@ -1,4 +1,6 @@
-"""The definition of attention, one request at a time, in plain PyTorch."""
+"""The reference implementation of attention: plain PyTorch, one request at a time. The other implementations are tested
+against it.
+"""
 
 import torch
 from torch import Tensor
@@ -45,8 +47,11 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
 
 def hidden(ragged: Ragged, request: int, window: int, first: int = 0, first_keys: int = 0) -> Tensor:
-    """The mask of the keys that each row of a request does not attend to: bool [q_len, kv_len - first], for the keys
-    from `first` on. first_keys: as `AttentionOptions.first`."""
+    """Returns a mask, bool [q_len, kv_len - first]: True where a row of the request does not attend to a key. The
+    columns are the keys from `first` on.
+
+    window, first_keys: `window` and `first` of the layer's AttentionOptions.
+    """
     lo, hi = ragged.q_start[request : request + 2].tolist()
     kv_len = int(ragged.kv_len[request])
     key = torch.arange(first, kv_len, device=ragged.kv_len.device)

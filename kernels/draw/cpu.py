@@ -11,7 +11,8 @@ from banyan.kernels.native import build, threads
 
 
 def draw(logits: Tensor, rows: Rows) -> Tensor:
-    """See `reference.draw`. Does not change the logits."""
+    """Draws one token per row with the C++ library, or with `reference.draw` if the library is missing. Arguments and
+    result as in `reference.draw`, but the logits are not changed."""
     library = build.library()
     if library is None or logits.dtype != torch.float32 or logits.stride(1) != 1:
         return reference.draw(logits, rows)

@@ -20,7 +20,7 @@ ONE = tl.constexpr(127 << 23)  # bits of 1.0: the largest weight
 
 @triton.jit
 def _mix(x):
-    """The finaliser of SplitMix64."""
+    """A hash of a 64-bit integer: one step of SplitMix64."""
     x = x + 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -29,7 +29,8 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, sample, position):
-    """See `reference.uniform`."""
+    """A uniform random number in (0, 1), float64. It is a hash of the arguments: the same number as
+    `reference.uniform`."""
     stream = _mix(_mix(seed.to(tl.uint64, bitcast=True)) ^ sample.to(tl.uint64, bitcast=True))
     step = _mix(stream ^ position.to(tl.uint64, bitcast=True)) >> 16
     return (step.to(tl.int64).to(tl.float64) + 0.5) * (1.0 / 281474976710656.0)
@@ -38,10 +39,15 @@ def _uniform(seed, sample, position):
 @triton.jit
 def _search(p_w, n_vocab, low, high, n_low, n_high, mass_low, mass_high, goal, BY_COUNT: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """Finds the largest threshold for which the weights at or above it reach a goal, in number or in sum. Those at or
-    above `low` reach the goal, those at or above `high` do not; n_low, n_high, mass_low and mass_high are their numbers
-    and sums. `low` and `high` are the bits of positive floats, which have the same order as the floats. Each pass gains
-    two bits. Ends when at most one weight is from `low` to below `high`. Returns the new values, without `high`."""
+    """Finds a threshold: the weights at or above it are as few as can reach `goal`. The goal is a number of weights
+    (BY_COUNT) or a sum of weights.
+
+    The search narrows an interval: a threshold of `low` reaches the goal, a threshold of `high` does not. low, high:
+    the bits of positive floats, which have the same order as the floats. n_low, mass_low and n_high, mass_high: number
+    and sum of the weights at or above each end. Each pass over the weights narrows the interval to about a quarter. The
+    search ends when at most one weight, or only one value, is left in it. Returns the new (low, n_low, n_high,
+    mass_low, mass_high). The threshold is `low`.
+    """
     o = tl.arange(0, BLOCK)
     while (high - low > 1) & (n_low - n_high > 1):
         quarter, half = tl.maximum((high - low) // 4, 1), tl.maximum((high - low) // 2, 1)
@@ -99,7 +105,8 @@ def _weigh(p_x, n_vocab, peak, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def _least_kept(p_w, n_vocab, n, mass, top_k, top_p, min_p, BLOCK: tl.constexpr):
-    """The smallest weight that top-k, top-p and min-p keep. n weights are above 0; `mass` is their sum."""
+    """Returns a threshold: top-k, top-p and min-p keep exactly the weights at or above it. n: number of weights above
+    0. mass: their sum."""
     low, n_low, mass_low = n * 0 + TINY, n, mass
     if (top_k > 0) & (top_k < n):
         low, n_low, n_high, mass_low, mass_high = _search(
@@ -171,7 +178,11 @@ def _draw(
 
 
 def draw(logits: Tensor, rows: Rows) -> Tensor:
-    """See `reference.draw`. logits are float32, the last axis contiguous; overwritten if the temperature is above 0."""
+    """Draws one token per row with a Triton kernel. Returns int64 [n_rows]; -1 for a row with NaN, as in
+    `reference.draw`.
+
+    logits: float32 [n_rows, n_vocab], the last axis contiguous. A row with a temperature above 0 is overwritten.
+    """
     n_rows, n_vocab = logits.shape
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}; they must be float32"
     assert logits.stride(1) == 1, "the last axis must be contiguous"

@@ -58,10 +58,11 @@ def least_kept(p: Tensor, top_k: int, top_p: float, min_p: float) -> float:
 
 
 def uniform(seed: int, sample: int, position: int) -> float:
-    """A number in (0, 1) that depends only on the arguments, modulo 2^64.
+    """A uniform random number in (0, 1): a hash of the arguments, each taken modulo 2^64.
 
-    It is the middle of one of 2^48 equal steps, so u * total is neither 0 nor, after rounding, total. The hash chains
-    the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+    The number is the middle of one of 2^48 equal steps. So `uniform * total` is above 0 and, even after rounding, below
+    total. The hash chains steps of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+    2014).
     """
     return ((_mix(_stream(seed, sample) ^ (position & _WORD)) >> 16) + 0.5) * 2.0**-48
 
