@@ -98,11 +98,13 @@ class LazyValue(Expr):
 
     @property
     def state(self) -> int:
-        """The number of the state that the value belongs to; -1 once `wait` has returned the value."""
+        """The number of the state that the value belongs to. -1 after `wait` has returned the value, because the
+        reference to the state is then released."""
         return -1 if self._handle is None else self._handle.number
 
     def copy_to(self, record: ProgramRecord, handle: StateHandle, previous: LazyValue | None, number: int) -> LazyValue:
-        """A copy for another run, in which the value has the number `number`."""
+        """Copy this lazy value of a recorded body into another run. record, handle: the program and state of that run.
+        previous: as for the constructor. number: the value's number in that run."""
         ref = LazyValue.__new__(LazyValue)
         for name in LazyValue.__slots__:
             if name != "__weakref__":
@@ -112,7 +114,8 @@ class LazyValue(Expr):
         return ref
 
     def stream(self) -> None:
-        """Put each piece of the text into the feed `deltas` when it arrives. Must be called before the gen is sent."""
+        """Put each delta of the text into `deltas`, which other threads can read as it grows. Must be called before the
+        gen is sent."""
         deltas = self.deltas = Feed[wire.Delta]()
         callback = deltas.put if self.caller is None else self.caller.stream(deltas)
         if self.record.events is not None:
@@ -244,7 +247,8 @@ class JoinedValues:
         self.values, self.collects = values, collects
 
     def each(self, get: Callable[[Any], Any]) -> list[Any]:
-        """Returns `get(value)` for each branch. ForkError: a branch failed, unless `collects`."""
+        """Returns `get(value)` for each branch. ForkError: a branch failed. If `collects`, this error is an item of the
+        list instead. Errors that end the whole program are always raised."""
         found: list[Any] = []
         for i, value in enumerate(self.values):
             try:
@@ -271,7 +275,8 @@ def _ended_program(value: Any, error: errors.ProgramError) -> bool:
 
 
 def lazy_values(value: Any) -> Iterator[LazyValue]:
-    """The lazy values for which `read` waits."""
+    """The lazy values in what a variable holds: one for a generated value, several for joined branches, none for
+    another object."""
     if isinstance(value, JoinedValues):
         for one in value.values:
             yield from lazy_values(one)
@@ -287,17 +292,19 @@ def is_done(value: Any) -> bool:
 
 
 def read(value: Any) -> Any:
-    """Wait for a variable's value. Returns the result of `s[name]`."""
+    """Wait for what a variable holds, and return it as `s[name]` does: a text; a list for n > 1 or joined branches; an
+    object of the user as it is."""
     if isinstance(value, LazyValue | ReasoningText):
         return value.read()
     return value.each(read) if isinstance(value, JoinedValues) else value
 
 
 def read_object(value: Any, kind: Any = None) -> Any:
-    """The result of `s.value(name)`: an object for a gen with a type; for any other value the same as `read`.
+    """Wait for what a variable holds, and return it as `s.value(name)` does: an object, for a gen with a type; else the
+    same as `read`.
 
-    kind: the type that the object must have; for joined branches list[T], where T is the type of each value.
-    BadProgram: a value that was not generated has another type, or `kind` is not a list for joined branches.
+    kind: the type that the object must have; for joined branches list[T], where T is the type of each branch's value.
+    BadProgram: an object that was not generated is not of this type, or `kind` is not a list for joined branches.
     """
     if isinstance(value, LazyValue):
         return value.value() if kind is None else value.value_as(kind)
@@ -315,7 +322,8 @@ def read_object(value: Any, kind: Any = None) -> Any:
 
 
 def _item_type(kind: Any, n: int) -> Any:
-    """Returns T if `kind` is list[T]. BadProgram: `kind` is another type, but the variable has `n` branches' values."""
+    """The item type T of `kind`, which must be list[T], because the variable holds the values of `n` branches.
+    BadProgram: `kind` is not list[T]."""
     if get_origin(kind) is not list or len(get_args(kind)) != 1:
         raise errors.BadProgram(f"the variable holds the values of {n} branches; read it as list[...], not as {kind!r}")
     return get_args(kind)[0]
@@ -366,7 +374,7 @@ def fork_error(i: int, error: errors.BanyanError, prefix: str = "") -> errors.Fo
 
 
 def _with_location(error: errors.BanyanError, ref: LazyValue) -> errors.BanyanError:
-    """A copy of `error` that names the program, the line and the gen."""
+    """A copy of `error` that names the program, the source line and the gen. ref: the lazy value of that gen."""
     fresh = errors.copy_of(error)
     if isinstance(fresh, errors.ProgramError):
         fresh.program = fresh.program or ref.record.name

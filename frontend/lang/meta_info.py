@@ -52,9 +52,12 @@ def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob] | Non
 
 
 def meta_of_select(value: wire.Value, method: wire.ChoicesMethod | None) -> dict[str, Any]:
-    """The meta info of a select: lists of the choices' scores, of their tokens as (logprob, id, None), and of their
-    weights in a draw. The lists are None if the backend does not report scores. completion_tokens does not count the
-    tokens of the choice, but those that a backend generated in order to choose."""
+    """The meta info of a select. Lists with one item per choice: the scores (normalized_prompt_logprobs), the choice's
+    tokens as (logprob, id, None), and the probabilities with which a choice was drawn (weights). These lists are None
+    if the backend reports no scores.
+
+    completion_tokens: the tokens that a backend generated in order to choose. Tokens of the choice itself do not count.
+    """
     scores = value.scores
     meta = _common(0, value, value.usage.generated)
     if scores is None:
@@ -81,8 +84,8 @@ def meta_of_select(value: wire.Value, method: wire.ChoicesMethod | None) -> dict
 
 
 def _common(k: int, value: wire.Value, n_tokens: int) -> dict[str, Any]:
-    """The fields that gens and selects have in common. n_tokens: completion tokens of the sample. For an output without
-    tokens, the time to the first token is the time to the end."""
+    """The part of the meta info that gens and selects both have. k: the index of the sample. n_tokens: its completion
+    tokens. If the sample has no tokens, time_to_first_token is the time until the end."""
     sample, usage, times = value.samples[k], value.usage, value.times
     reason: dict[str, Any] = {"type": sample.finish_reason}
     if sample.matched is not None:

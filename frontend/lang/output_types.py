@@ -31,9 +31,9 @@ class OutputType:
     __slots__ = ("is_json", "label", "note", "parse", "spec", "stop")
 
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
-        """label: the type's name, for errors. spec: the constraint. parse: converts the text to the object; raises if
-        the text is invalid. stop: additional stop strings, such as white space, which ends a number. BadProgram: the
-        constraint has a lone surrogate."""
+        """label: the type's name, for errors. spec: the constraint; None: any text. parse: converts the text to the
+        object; raises if the text is invalid. stop: further stop strings of the gen. A number has some, such as a
+        space: without them the model could always add a digit. BadProgram: the constraint has a lone surrogate."""
         self.note = ""
         """A warning for the user, if not empty."""
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
@@ -59,7 +59,8 @@ class OutputType:
 
 
 def take(options: dict[str, Any]) -> OutputType | None:
-    """Remove the options of the output type from `options`, and return it. BadProgram: several options give a type."""
+    """Remove from `options` those that describe the output's type, such as type= and regex=. Returns the type, or None
+    if there is none of them. BadProgram: several options describe a type."""
     names = ("dtype", "type", "regex", "json_schema", "schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     forms = {field: options.pop(name) for name, field in _FORMS.items() if name in options}
@@ -155,7 +156,8 @@ def _from_dtype(dtype: type | str) -> OutputType:
 
 
 def spelling(kind: Any) -> str:
-    """A text that, as a part of a cache key, tells equal types apart, such as `Literal[1, 2]` and `Literal[2, 1]`."""
+    """A text that differs for types which are equal for Python but must not share a cached output type, such as
+    `Literal[1, 2]` and `Literal[2, 1]`."""
     return "" if isinstance(kind, type) else repr(kind)
 
 

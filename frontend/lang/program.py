@@ -71,7 +71,8 @@ class Program(Typed[Args, R_co]):
         num_api_spec_tokens: int | None = None,
         defaults: Options | None = None,
     ) -> None:
-        """bound, defaults: the arguments and the options that `bind` set."""
+        """func: the function; its first parameter is the state. bound, defaults: arguments and options of all runs, as
+        set by `bind`. num_api_spec_tokens: see `function`."""
         self.func: Callable[..., Any] = func
         self.num_api_spec_tokens, self._defaults = num_api_spec_tokens, defaults
         self.name: str = getattr(func, "__name__", type(func).__name__)
@@ -228,9 +229,9 @@ class Program(Typed[Args, R_co]):
 
         Returns the finished states in order. generator_style: returns an iterator instead, which yields each state when
         it and all states before it have finished; with `ordered=False`, when it has finished (`state.index` is the
-        index of its item). At most `concurrency` (256) programs run concurrently, and their bodies run on at most
-        `num_threads` threads ("auto": 64). Each state that is kept counts as one of the server's `max_programs`
-        (65,536): for more items, use an iterator and keep no states, or use `checkpoint`.
+        index of its item). At most `concurrency` programs run concurrently (default: 256), and their bodies run on at
+        most `num_threads` threads ("auto": 64). Each state that is kept counts as one of the server's `max_programs`
+        (default: 65,536): for more items, use an iterator and keep no states, or use `checkpoint`.
 
         on_error: with "raise", all items finish, and then a BatchError with all results is raised if any item failed;
         an iterator raises the error of the failed item, and the others are stopped. With "return", the state of a
@@ -324,9 +325,10 @@ class Program(Typed[Args, R_co]):
         return Trace(*self._recorded(kwargs, _NO_MODEL if backend is None else backend.welcome))
 
     def cache(self, backend: Backend | None = None) -> None:
-        """Compute the KV of the prefix that all runs share, up to the first argument or value. Waits until it is done.
+        """Compute the KV of the text that all runs begin with, and wait until it is in the cache. The text ends at the
+        first argument without a default or a value from `bind`, or at the first generated value, gen or fork.
 
-        Runs share this prefix anyway; after this call the first run finds it in the cache too.
+        Runs share this KV anyway. After this call, even the first run finds it in the cache.
         """
         from banyan.templates.tracing import cache_prefix
 
@@ -413,7 +415,8 @@ class Program(Typed[Args, R_co]):
         return self._indexed(self._batch_options(opts, kwargs), dict(enumerate(batch_kwargs)))
 
     def _indexed(self, options: Options, items: Mapping[int, Any]) -> _Items:
-        """Prepare the runs of a batch. items: index in the batch -> arguments."""
+        """Bind the arguments of each batch item to the parameters, and return the runs of the batch. items: index in
+        the batch -> arguments, a dict or tuple."""
         arguments = [self._arrange_item(i, item) for i, item in items.items()]
         return _Items(arguments, find(options.backend), options, list(items))
 
@@ -455,7 +458,8 @@ class Program(Typed[Args, R_co]):
         return run
 
     def _refuse_to_block(self, name: str) -> None:
-        """Does nothing here. AsyncProgram overrides this method to raise: its body needs an event loop."""
+        """Raise an error if the method `name`, such as `run`, must not block the thread. Does nothing in this class.
+        AsyncProgram overrides it, because its body needs an event loop."""
 
 
 class AsyncProgram(Program[Args, R_co]):
@@ -468,7 +472,8 @@ class AsyncProgram(Program[Args, R_co]):
     async def inline(  # type: ignore[override]
         self, state: StateBase, /, *args: Args.args, **kwargs: Args.kwargs
     ) -> Inlined[R_co]:
-        """Like `Program.inline`, but must be awaited."""
+        """Run the body on a state of another `async def` program, which gets its text and variables: `s += await
+        prog.inline(s, x)`. Returns an expression that appends nothing; its `ret_value` is what the body returned."""
         self._check_inline(state)
         if not isinstance(state, AsyncState):
             raise BadProgram(f"{self.name} is an `async def`; only another `async def` program can await and inline it")
@@ -529,7 +534,7 @@ class Method(Protocol[Args, R_co]):
 
 
 class AsyncMethod(Protocol[Args, R_co]):
-    """Like `Method`, for an `async def`."""
+    """The static type of an `async def` program that is a method: its `run_async` does not take the instance."""
 
     def __get__(self, instance: object, owner: Any = None) -> AsyncProgram[Args, R_co]: ...
 

@@ -49,11 +49,12 @@ def schema_and_decoder(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]
 
 
 def arguments(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Callable[[str], dict[str, Any]]]:
-    """The schema of keyword arguments, and the function that reads their text. The function returns the arguments in
-    the text, and raises pydantic's ValidationError if they are invalid. fields: name -> (type, default), or (type,
-    ...).
+    """Describe the keyword arguments of a function for a model. Returns (the JSON schema of an object with the
+    arguments; a function that parses such an object from JSON text).
 
-    TypeError: pydantic cannot describe a type.
+    The function returns the arguments that are in the text, and raises pydantic's ValidationError if they are invalid.
+    name: the function's name. fields: name -> (type, default), or (type, ...) for a required argument. TypeError:
+    pydantic cannot describe a type.
     """
     try:
         model: Any = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
@@ -84,7 +85,8 @@ class PatternSchema(GenerateJsonSchema):
         return written
 
     def _get_alias_name(self, field: Any, name: str) -> str:
-        """The name of a field in JSON. TypeError: pydantic reads the field only from inside another one (AliasPath)."""
+        """The name of a field in JSON. TypeError: the field has no name of its own in JSON, because pydantic reads its
+        value from inside another field (AliasPath)."""
         if isinstance(aliases := field.get("validation_alias"), list):
             paths = aliases if isinstance(aliases[0], list) else [aliases]
             if min(map(len, paths)) > 1 and not self._config.validate_by_name:
@@ -111,8 +113,12 @@ class PatternSchema(GenerateJsonSchema):
         return _string(text_forms.time(_has_zone(schema)))
 
     def decimal_schema(self, schema: Any) -> dict[str, Any]:
-        """A decimal is written as a string, because pydantic would read a number through a float and lose digits. The
-        pattern limits the digits and, if the bounds do, excludes negative values. Parsing checks the other bounds."""
+        """Writes the schema of a decimal: a string, because pydantic would read a number through a float and lose
+        digits.
+
+        The pattern limits the number of digits. If no value may be negative, it also excludes the sign. All other
+        bounds are checked when the text is parsed.
+        """
         pattern = text_forms.decimal(schema.get("max_digits"), schema.get("decimal_places"))
         is_signed = max(schema.get("ge", -1), schema.get("gt", -1)) < 0
         return _string(pattern if is_signed else pattern.removeprefix("-?"))
@@ -166,8 +172,8 @@ def _is_name(keys: dict[str, Any]) -> bool:
 
 
 def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
-    """A schema of a dict's keys, if the server does not support what pydantic writes for `keys`; else None. keys: the
-    keys' schema by pydantic."""
+    """A schema for the keys of a dict, {"enum": [...]} or {"pattern": ...}. None: any key is allowed, or pydantic's own
+    schema of the keys is sufficient. keys: that schema."""
     if "enum" in keys or "const" in keys:
         return {"enum": [value for value in keys.get("enum", [keys.get("const")]) if isinstance(value, str)]}
     form = keys.get("format", "")
@@ -187,7 +193,8 @@ def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _name_pattern(names: dict[str, Any]) -> str:
-    """The pattern of a schema that `_names` returned, without anchors, as a part of the pattern for a union."""
+    """The regex that matches the keys which `names` allows, without ^ and $, so that it can be joined with others by |.
+    names: a result of `_names`: {"enum": [...]} or {"pattern": "^...$"}."""
     return "|".join(map(re.escape, names["enum"])) if "enum" in names else names["pattern"][1:-1]
 
 

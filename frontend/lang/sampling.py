@@ -206,7 +206,7 @@ T = TypeVar("T", bound=GenOptions)
 
 
 def make(kind: type[T], asked: dict[str, Any]) -> T:
-    """Create an object of class `kind` with the options `asked`. BadProgram, with the option's name: it is invalid."""
+    """Create options of class `kind` from a dict. BadProgram: an option is invalid; the message names the option."""
     try:
         return msgspec.convert(asked, kind)
     except msgspec.ValidationError as e:

@@ -31,7 +31,8 @@ def needs_check(schema: str) -> bool:
 
 
 def unknown_formats(schema: str) -> list[str]:
-    """The formats in a schema that no registry lists. schema: its text, as json.dumps writes it."""
+    """The values of "format" in a JSON schema that are not known and so have no effect on the output, sorted. schema:
+    its text, as json.dumps writes it."""
     known = text_forms.ENFORCED_FORMATS.keys() | text_forms.ANNOTATING_FORMATS
     return sorted({name for name in _FORMAT.findall(schema) if name not in known})
 
@@ -51,7 +52,8 @@ def check_patterns(schema: str) -> None:
 
 
 class Checked:
-    """Reads a JSON text and validates the value. ValueError: the value is invalid; the message says why."""
+    """A parser for the output of a gen with a JSON schema. Called with a text, it returns the parsed value. ValueError:
+    the value is not valid for the schema; the message says why."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
@@ -74,8 +76,11 @@ class Checked:
 
 
 def _multiple_of(_: Any, multiple: Any, value: Any, __: Any) -> Any:
-    """Check `multipleOf` in decimal digits, as the masks do: as floats, 0.07 is no multiple of 0.01. The repr of a
-    float may lack digits of the text that was parsed, so a float whose exact value is a multiple is valid too."""
+    """The check of `multipleOf` for jsonschema: yields an error if `value` is not a multiple.
+
+    It calculates with the decimal digits that `str` writes, since 0.07 as a float is no multiple of 0.01. But `str` may
+    drop digits that the output had. So a value is also valid if its exact binary value is a multiple.
+    """
     import jsonschema
 
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -99,7 +104,9 @@ def _pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, _:
 
 
 def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Any:
-    """Check the unlisted properties. If Python cannot read a pattern, the pattern counts as matching every name."""
+    """The check of `additionalProperties` for jsonschema: yields the errors of the properties that neither `properties`
+    nor `patternProperties` covers. below: the schema for these. A pattern that Python cannot read counts as covering
+    every name."""
     import jsonschema
 
     patterns = schema.get("patternProperties", ())
@@ -113,7 +120,8 @@ def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) 
 
 
 def _lenient(draft: Any) -> Any:
-    """Returns the draft's check of `unevaluatedProperties`, but it ends, without an error, at an unreadable pattern."""
+    """Returns the check of `unevaluatedProperties` of jsonschema's class `draft`, with one change: if it meets a
+    pattern that Python cannot read, it ends without an error."""
     check = draft.VALIDATORS.get("unevaluatedProperties")
 
     def checked(validator: Any, below: Any, value: Any, schema: Any) -> Any:
@@ -126,7 +134,11 @@ def _lenient(draft: Any) -> Any:
 
 
 def _format(_: Any, name: str, value: Any, __: Any) -> Any:
-    """Check the formats that the masks enforce, by the same patterns: `oneOf`, `not` and the like need the result."""
+    """The check of `format` for jsonschema: yields an error if `value` is a str that is not of this format.
+
+    It uses the same patterns as the token masks. The output itself has passed these. But a schema such as {"not":
+    {"format": ...}} can only be checked if it is known whether the format matches.
+    """
     import jsonschema
 
     form = text_forms.ENFORCED_FORMATS.get(name)
@@ -178,8 +190,11 @@ def _written(token: re.Match[str]) -> str:
 
 
 def _class(text: str) -> str:
-    r"""Translate a character class. Python's \D and \W are not those of ECMA-262, and a class cannot contain a negated
-    class such as [^0-9]. So \D and \W become alternatives to the class."""
+    r"""Translate a character class such as [\w-] from ECMA-262's syntax to Python's.
+
+    \D and \W mean other characters in Python, so each is written as a negated class, such as [^0-9]. Python allows no
+    class inside a class. So [\D5] becomes (?:[^0-9]|[5]).
+    """
     if text in ("[]", "[^]"):  # in ECMA-262, they match nothing and anything
         return "(?!)" if text == "[]" else r"[\s\S]"
     wide = [_WRITTEN[escape] for escape in (r"\D", r"\W") if escape in re.findall(r"\\.", text, re.DOTALL)]

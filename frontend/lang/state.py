@@ -57,8 +57,8 @@ class State(StateBase):
         """The value of a variable as an object of its gen's `type`. Without a type, the same as `s[name]`.
 
         type: the type of the object, as for `gen(type=...)`; a type checker then knows it. If the gen had another type
-        or none, its text is converted. A variable of joined branches is read as list[T], that of each branch as T.
-        BadOutput: the text is not a valid object, for example because max_tokens cut it.
+        or none, its text is converted. After a join, a variable holds one value of type T for each branch; read it as
+        list[T]. BadOutput: the text is not a valid object, for example because max_tokens cut it.
         """
         return read_object(self._lookup(name), type)
 
@@ -129,7 +129,8 @@ class State(StateBase):
         self._check_values(refs, self._joined)
 
     def error(self) -> BaseException | None:
-        """Wait as `sync` does, and return the error that it would raise, or None."""
+        """Wait until all gens of this state and of joined branches are done. Returns the first error, or None if there
+        is none."""
         if self._record.error is not None:
             self._record.error_flag.is_seen = True
             return self._record.error
@@ -179,7 +180,8 @@ class State(StateBase):
     # ---- branching ---------------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, position_ids_offset: Any = None) -> Branches:
-        """Create `size` branches, which start with this state's text, open turn and variables. They share its KV."""
+        """Create `size` branches, which start with this state's text, open turn and variables. They share its KV.
+        position_ids_offset: ignored, as in SGLang."""
         return Branches(self._forked(size, position_ids_offset), self)
 
     def beam(
@@ -229,8 +231,9 @@ class Branches(Group[State]):
     def first(self, k: int | None = None) -> State | list[State]:
         """The branch that finishes first, or the first `k` in the order in which they finish. The others are dropped.
 
-        A branch with a variable that is not valid for its type counts as failed, unless the program has already read it
-        and met the error. ForkError: so many branches failed that fewer than `k` remain.
+        A branch also counts as failed if the text of a variable is not valid for its type. But if the program has read
+        the variable and handled the BadOutput, this variable does not count. ForkError: fewer than `k` branches did not
+        fail.
         """
         winners = self._decide(branch_choice.Race(self._states, 1 if k is None else k)).winners()
         return winners[0] if k is None else winners

@@ -99,8 +99,8 @@ class StateBase:
         return self._is_view and not self._record.ended.is_closed
 
     def _note_reader(self) -> None:
-        """Record that this object is read. If it belongs to code outside the body, the run has a reader, and no warning
-        about an unread stream is logged."""
+        """Record that somebody reads this run, if this object belongs to code outside the body. The run then does not
+        log the warning that nobody reads its stream."""
         self._record.has_reader |= self._is_view
 
     def _view(self, state_class: type[P]) -> P:
@@ -151,8 +151,8 @@ class StateBase:
             raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
     def _checked(self, flat: list[str | Leaf]) -> tuple[str | None, Iterator[wire.Sampling]]:
-        """Check everything that a `+=` appends. Returns (the role of the turn that it leaves open, the sampling of each
-        gen)."""
+        """Check everything that a `+=` appends, before any of it is recorded. Returns (the role of the turn that is
+        open after it, or None; the sampling parameters of each gen)."""
         role = self._transcript.role
         samplings: list[wire.Sampling] = []
         for leaf in flat:
@@ -193,7 +193,9 @@ class StateBase:
     def _generate(
         self, leaf: GenExpr | SelectExpr, line: str, samplings: Iterator[wire.Sampling], items: list[Any]
     ) -> LazyValue:
-        """Record a gen or select. items: the items before it in the same `+=`, which are not in the transcript yet."""
+        """Record a gen or select, and return its lazy value. line: the source line of the `+=`. samplings: the sampling
+        parameters of the next gens. items: what the same `+=` appended before; these items are not in the transcript
+        yet."""
         record, transcript = self._record, self._transcript
         ref = transcript.last = LazyValue(record, self._handle, transcript.last, leaf.name or "", line)
         self._refs.append(ref.number)
@@ -282,11 +284,13 @@ class StateBase:
         )
 
     def _adapter(self, name: str | None) -> str:
-        """The adapter of a gen or select with the option `name`."""
+        """The adapter (LoRA) of a gen or select; "" for none. name: its own option `adapter`; None: the run's option
+        applies."""
         return (self._record.options.adapter if name is None else name) or ""
 
     def _template_kwargs(self, own: Any) -> str:
-        """The variables for the chat template, as JSON text. own: the option of the gen or select."""
+        """The variables for the chat template, as JSON text; "" for none. own: the option `chat_template_kwargs` of the
+        gen or select; None: the run's option applies."""
         kwargs: Any = self._record.options.chat_template_kwargs if own is None else own  # never a dict; see GenOptions
         return kwargs or ""
 
@@ -408,7 +412,8 @@ class StateBase:
         return [value for value in values if isinstance(value, JoinedValues)]
 
     def _check_values(self, refs: Sequence[LazyValue], joined: Sequence[JoinedValues]) -> None:
-        """Wait for `refs`, values in the prompt, and for `joined`, values of branches. Raises the first error."""
+        """Wait for `refs`, the values in the prompt, and for `joined`, the variables collected from branches. Raises
+        the first error. A branch that was dropped is no error."""
         for ref in refs:
             ref.wait()
         for value in joined:
@@ -465,7 +470,8 @@ class StateBase:
         return snippet(self._record, self._handle.number, self._streamed())
 
     def _ipython_display_(self) -> None:
-        """Redraw a running state in a notebook. Otherwise NotImplementedError, so that IPython uses `_repr_html_`."""
+        """Show a running state in a notebook, and update it until it is complete. NotImplementedError: the state does
+        not run, or this is no notebook. IPython then shows the result of `_repr_html_`."""
         if not live(self._record, self._handle.number, self._streamed):
             raise NotImplementedError
 
@@ -502,7 +508,8 @@ class StateBase:
                 yield pair
 
     def _read(self, mark: int | None, name: str = "") -> LazyValue:
-        """Record a read of the prompt's text, from the mark numbered `mark` on. Returns the text as a lazy value."""
+        """Record an op that reads the text of the prompt. Returns the text as a lazy value. mark: the number of an
+        earlier mark, from which the text starts; None: the whole prompt."""
         ref = LazyValue(self._record, self._handle, self._transcript.last, name, source_line())
         self._record.add(wire.Read(self._handle.number, ref.number, mark))
         return ref
@@ -528,8 +535,8 @@ class StateBase:
 
     @contextmanager
     def copy(self, position_ids_offset: Any = None) -> Iterator[Self]:
-        """`with s.copy() as t: ...`: a fork of one branch, which is joined at the end of the block. Variables that the
-        block sets become lists of one item."""
+        """`with s.copy() as t: ...`: fork one branch `t`, and join it at the end of the block. Variables that the block
+        sets become variables of `s`, as lists of one item. position_ids_offset: ignored, as in SGLang."""
         group = Group(self._forked(1, position_ids_offset), self)
         try:
             yield group[0]
@@ -677,7 +684,8 @@ class Group(Generic[S]):
         return self._states[i]
 
     def __setitem__(self, i: int, state: S) -> None:
-        """Exists only for `group[i] += ...`, which assigns the same state again. BadProgram: it is another state."""
+        """Accepts only the state that is at index `i` already: for `group[i] += ...`, Python appends to the state and
+        then assigns it to `group[i]` again. BadProgram: `state` is another state."""
         if state is not self._states[i]:
             raise BadProgram(f"branch {i} cannot be replaced; append to it with group[{i}] += ...")
 

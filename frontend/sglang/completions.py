@@ -22,7 +22,8 @@ _FIXED = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "n
 
 
 def start(backend: Backend, prompt: str, params: Mapping[str, Any], stream: bool = False) -> State:
-    """Start the completion of one prompt, in which control tokens take effect. Its text is the variable "text".
+    """Start the completion of one prompt. Returns a state whose variable "text" is the completion. Control tokens in
+    the prompt, such as <|im_end|>, are recognised as such.
 
     params: sampling parameters, with SGLang's names or those of `gen`. BadProgram, Unsupported: a parameter is bad.
     """
@@ -64,7 +65,8 @@ def start_stream(
 
 
 def growing(state: State) -> Iterator[dict[str, Any]]:
-    """Yields the whole text so far whenever new text arrives. Only the last item has meta info."""
+    """Yields the whole text so far, as a dict with `text` and `meta_info`, whenever new text arrives. Only the last
+    dict has meta info."""
     text = ""
     for piece in state.text_iter("text"):
         text += piece
@@ -73,7 +75,8 @@ def growing(state: State) -> Iterator[dict[str, Any]]:
 
 
 async def growing_async(state: State) -> AsyncIterator[dict[str, Any]]:
-    """Like `growing`, for an event loop."""
+    """For an event loop: yields the whole text so far, as a dict with `text` and `meta_info`, whenever new text
+    arrives. Only the last dict has meta info."""
     text = ""
     async for piece in state.text_async_iter("text"):
         text += piece

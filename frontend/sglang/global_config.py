@@ -18,7 +18,11 @@ _FIXED: Final[dict[str, tuple[bool, str]]] = {
 
 
 class GlobalConfig:
-    """verbosity: from 2 on, each `run` prints its text at its end. default_backend: see `set_default_backend`."""
+    """SGLang's `global_config`. verbosity: if it is 2 or more, each `run` prints its text at its end. default_backend:
+    the backend of programs that name none, as set by `set_default_backend`.
+
+    Other options of SGLang have one fixed value. Setting one to another value raises Unsupported.
+    """
 
     verbosity: int = 0
 

@@ -10,8 +10,8 @@ from banyan.views.transcript import role_markers
 
 
 class TurnFormat(NamedTuple):
-    """What a model's chat template writes around turns, with the names of SGLang's ChatTemplate. name: the model's
-    name.
+    """What a model's chat template writes around turns. Its attributes and methods have the names of SGLang's
+    ChatTemplate. name: the name of the model.
 
     Programs do not need this class: the server renders their turns, even if the template rewrites earlier turns.
     """

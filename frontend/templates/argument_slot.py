@@ -27,8 +27,8 @@ class ArgumentObserved(BaseException):
 class ArgumentSlot(Expr):
     """An argument without a value. It can be appended, joined to text with `+`, and used in f-strings.
 
-    Any other use raises an ArgumentObserved and keeps it in `observed`: with another value of the argument, the body
-    may append other text.
+    Any other use raises an ArgumentObserved, because the body may then append other text for another value of the
+    argument. The first such error is stored in `observed`, since the body may catch it.
     """
 
     __slots__ = ("__weakref__", "i", "name", "observed", "on_observed")

@@ -109,7 +109,8 @@ class Compiled(Program[Args, R_co]):
         return partial(self._write, arguments)
 
     def _write(self, arguments: inspect.BoundArguments, state: StateBase) -> Any:
-        """Runs in place of the body: writes the template, or runs the body if there is none."""
+        """Runs in place of the body. Appends the template for these arguments to `state`, or runs the real body if no
+        template can be used. Returns what the body returns."""
         record = state._record
         if not record.options.stream and not isinstance(record.backend, Recorder):
             template, slots = self._find(arguments, record)
@@ -133,8 +134,11 @@ class Compiled(Program[Args, R_co]):
         return None, {}
 
     def _plan(self, arguments: Mapping[str, Any], options: Options) -> ArgumentPlan | None:
-        """The plan for these arguments. None: the body must run, because no given argument can have a slot, or because
-        an argument is mutable, holds a gen or has a lone surrogate."""
+        """Decide which of these arguments are sent, and which are part of the template's key. None: the body must run.
+
+        The body must run if all arguments that the caller gave belong to the key, because then each call would need a
+        new template. It must also run if an argument is mutable, or is a str that holds a gen or a lone surrogate.
+        """
         slots: dict[str, Any] = {}
         rest: list[Hashable] = []
         any_given = False
@@ -156,7 +160,10 @@ class Compiled(Program[Args, R_co]):
     def _make(
         self, arguments: inspect.BoundArguments, plan: ArgumentPlan, record: ProgramRecord
     ) -> RecordedTemplate | None:
-        """Record the body, and keep and return the template. None: the body raises, or there are too many templates."""
+        """Return the template for these arguments. If there is none yet, record the body, and store the new template.
+
+        None: the program has MAX_TEMPLATES templates already, or the body raises; the run then raises the same error.
+        """
 
         def recorded(**changes: Any) -> Recording:
             changed = inspect.BoundArguments(arguments.signature, arguments.arguments | changes)
@@ -185,12 +192,12 @@ async def _awaited(value: Any) -> Any:
 def _checked_template(
     plain: Recording, recorded: Callable[..., Recording], values: Mapping[str, Any]
 ) -> RecordedTemplate:
-    """Make a template from a recorded body, and check that it produces exactly what the body appends, both with the
-    run's own arguments and with unusual ones (PROBES). Raises _Observed if what is appended depends on an argument in a
-    way that a slot cannot express, and Unsupported if no template is possible.
+    """Make a template from a recorded body, and check it. The template must append exactly what the body appends, with
+    the arguments of this run and with unusual ones (PROBES).
 
-    plain: the recording with the run's own arguments. recorded: a function that records the body with some arguments
-    changed. values: the arguments that get slots, by name.
+    plain: the recording with the arguments of this run. recorded: a function that records the body again, with some
+    arguments changed. values: the arguments that get slots, by name. _Observed: what the body appends depends on an
+    argument in a way that a slot cannot express. Unsupported: no template is possible.
     """
     if plain.ended is not None:
         does = "awaits something" if plain.ended.what == AWAITED else "reads a generated value"
@@ -219,8 +226,8 @@ def _checked_template(
 
 
 def _with_slots(slots: Sequence[ArgumentSlot], recorded: Callable[..., Recording]) -> Recording | Exception:
-    """Record the body with `slots` as arguments. Returns the recording, or the error that the body raised.
-    _Observed: the body inspects some of the arguments."""
+    """Record the body with `slots` in place of arguments. Returns the recording. If the body raises an Exception,
+    returns that exception instead. Raises _Observed if the body inspects one of the slots."""
     result: Recording | Exception
     try:
         result = recorded(**{slot.name: slot for slot in slots})
@@ -232,8 +239,8 @@ def _with_slots(slots: Sequence[ArgumentSlot], recorded: Callable[..., Recording
 
 
 def _is_plain(value: Any) -> bool:
-    """False for a str with an embedded expression, and for a str with a lone surrogate, which no message can hold and
-    for which the body raises. True for all other arguments."""
+    """Whether an argument can be part of a template or its key. False only for a str that holds an expression, such as
+    a gen in an f-string, and for a str with a lone surrogate, which cannot be encoded."""
     if type(value) is not str:
         return True
     try:
@@ -260,7 +267,8 @@ def frozen(value: Any) -> Hashable:
 
 
 def _gen_options(options: Options) -> Options:
-    """Returns `options` with only those that affect the ops of gens."""
+    """A copy of `options` without those that do not change the recorded ops, such as timeout and priority. Runs that
+    differ only in these share a template."""
     return replace(options, seed=None, timeout=None, budget=None, priority=None, deadline=None, backend=None)
 
 

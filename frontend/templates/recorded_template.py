@@ -28,7 +28,7 @@ Path: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class RecordedTemplate:
-    """The ops and variables of a recorded body. `write` adds them to new states, all of which are on one backend."""
+    """The ops and variables of a recorded body. `write` adds them to new states of one backend."""
 
     def __init__(self, recording: Recording, names: tuple[str, ...]) -> None:
         """names: the names of the arguments that have slots. Unsupported: no template can repeat what the
@@ -96,7 +96,8 @@ class RecordedTemplate:
         return _replaced(self._value, new, arguments)
 
     def _define(self, backend: Backend) -> int:
-        """The template's number on the backend. The first call sends the template. -1: the backend supports none."""
+        """The number that the backend has for this template. The first call sends the template to the backend. -1: the
+        backend does not support templates."""
         if self._process != os.getpid():  # a forked child, with a connection of its own
             self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
         if self._number < 0 and (define := getattr(backend, "define", None)) is not None:
@@ -136,7 +137,8 @@ def _checked_op(op: wire.Op) -> wire.TemplateOp:
 
 
 def _check_value(value: Any, state: StateBase) -> None:
-    """Check a variable or the return value. Unsupported: it holds an object that runs must not share."""
+    """Check that a template can hold `value`, a variable or the return value of a recorded body. Unsupported: it
+    cannot. For example, all runs would share a list that the body created."""
     if isinstance(value, JoinedValues):
         for one in value.values:
             _check_value(one, state)
@@ -164,7 +166,9 @@ def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any
 
 
 def _flattened(ops: Iterable[wire.Op]) -> list[Any]:
-    """The ops as a list. An Append becomes [state, text] and (state, other part) items; adjacent texts are joined."""
+    """The ops in a form that can be compared. A text that is appended becomes [state, text], and any other part of a
+    prompt (state, part). Adjacent texts are joined, so it does not matter in how many pieces a text was appended. Other
+    ops stay."""
     flat: list[Any] = []
     for op in ops:
         if isinstance(op, wire.Append):
@@ -202,7 +206,8 @@ def _lazy_values(state: StateBase, value: Any) -> Iterator[LazyValue]:
 
 
 def _replaced(value: Any, new: Mapping[Any, Any], arguments: Sequence[Any]) -> Any:
-    """Returns `value` with slots replaced by arguments, and recorded lazy values and states by those in `new`."""
+    """Returns `value` for a new run: an argument slot becomes the item of `arguments` at its index; a lazy value or a
+    state of the recording becomes its entry in `new`. Other values stay."""
     if isinstance(value, ArgumentSlot):
         return arguments[value.i]
     if isinstance(value, JoinedValues):
@@ -217,9 +222,12 @@ def _renumbered(refs: list[Any], by: int) -> list[Any]:
 
 
 def _seed_paths(ops: Sequence[wire.Op]) -> tuple[list[Path], Path]:
-    """Return two things: the seed paths of all gens and selects without an explicit seed, in op order, and the seed
-    path of the template's first state after all ops. A seed path lists the `mix` arguments that derive a seed from the
-    run's seed (see Path)."""
+    """The seed paths of a template. A seed path is a list of arguments of `mix`: applied to the seed of a run, they
+    give the seed of a gen.
+
+    Returns (one path for each gen and select without a seed of its own, in the order of ops; the path that the
+    template's first state has reached at the end).
+    """
     found: list[Path] = []
     n_draws, paths = {0: 0}, dict[int, Path]({0: ()})
     for op in ops:

@@ -41,7 +41,8 @@ class Recording(NamedTuple):
 
 
 class Recorder:
-    """A backend that only stores the ops. welcome: the Welcome of the backend on which the program will run."""
+    """A backend that runs no model: it only stores the ops of a program. welcome: what the real backend says about
+    itself and its model, because a body may depend on it."""
 
     refuses: frozenset[str] = frozenset()
     is_recorder = True
@@ -65,13 +66,17 @@ class Recorder:
         self.observe(f"the backend's {what}")
 
     def observe(self, what: str | int) -> NoReturn:
-        """End the recording with an ArgumentObserved, and raise it. what: see ArgumentObserved."""
+        """End the recording because the body needs a value that does not exist. Raises ArgumentObserved.
+
+        what: a description of the value, or the number of a generated value.
+        """
         self.end(ArgumentObserved(what, source_line()))
         assert self.observed is not None
         raise self.observed
 
     def end(self, observed: ArgumentObserved) -> None:
-        """End the recording with what the body has appended so far. Only the first call has an effect."""
+        """End the recording with the ops that the body has appended so far. observed: the reason. Only the first call
+        has an effect."""
         if self.observed is not None:
             return
         self.observed = observed
@@ -82,7 +87,7 @@ class Recorder:
 
 
 class RecordedProgram(ProgramDefaults):
-    """A program on a Recorder, and its ops."""
+    """The backend's side of one recorded program: `submit` stores the ops instead of running them."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.name, self._recorder = name, recorder
@@ -117,8 +122,12 @@ def record(
     state_class: type[StateBase] = State,
     slots: Iterable[ArgumentSlot] = (),
 ) -> Recording:
-    """Run `body`, of the program `name`, on a new state, and record it. Raises what the body raises, except
-    ArgumentObserved. slots: slots that end the recording even if the body catches their ArgumentObserved."""
+    """Run `body` once on a new state, without a model, and record its ops. Raises what the body raises, except
+    ArgumentObserved: this ends the recording, also if the body catches it.
+
+    name: the program's name. welcome: what the real backend says about itself. slots: the slots among the body's
+    arguments.
+    """
     recorder = Recorder(welcome)
     record = ProgramRecord(name, recorder, options)
     recorder.flush = record.flush

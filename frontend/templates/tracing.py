@@ -101,7 +101,8 @@ def _label(part: wire.Part, names: Sequence[str]) -> str:
 
 
 def cache_prefix(recording: Recording, backend: Backend, name: str) -> None:
-    """Compute the KV of the prefix that all runs share, up to the first argument or value. Waits until it is done."""
+    """Compute the KV of the text that all runs of a program begin with, and wait until it is in the cache. The text
+    ends at the first argument, generated value, gen or fork. recording: the program's body, recorded with slots."""
     parts: list[wire.Part] = []
     for op in recording.ops:
         if not isinstance(op, wire.Append) or op.state != 0:

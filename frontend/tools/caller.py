@@ -51,7 +51,8 @@ class Caller(ServerCallback):
     def __init__(
         self, record: ProgramRecord, state: int, ref: int, line: str, tools: Toolbox, *, is_async: bool
     ) -> None:
-        """line: the source line of the gen. is_async: whether the gen is of an `async def` program."""
+        """state, ref: the server's numbers for the state and for the value of the gen. line: the gen's source line, for
+        errors. is_async: whether the program is an `async def`; its async tools then run on the current event loop."""
         self._line, self._tools = line, tools
         self._loop: asyncio.AbstractEventLoop | None = None
         if is_async:  # a sync program that is called on an event loop blocks that loop
@@ -69,7 +70,8 @@ class Caller(ServerCallback):
     # ---- callbacks on the backend's thread -------------------------------------------------------------------------
 
     def stream(self, deltas: Feed[wire.Delta]) -> Callable[[wire.Delta], None]:
-        """Returns a callback that puts the pieces of the stream into `deltas` and `full_text`."""
+        """Prepare for a program that streams. Returns a callback for each delta from the server. The callback puts the
+        delta into `deltas`, and its text, unless it is reasoning, into `full_text`."""
         full_text = self.full_text = Feed[str]()
 
         def on_delta(delta: wire.Delta) -> None:
@@ -152,7 +154,8 @@ class Caller(ServerCallback):
             async with asyncio.timeout(None) as clock:
 
                 def begin() -> None:
-                    """Start the clock: the time that a call waits for a thread does not count."""
+                    """Start the clock of the call: called when the call gets its thread, so that waiting for a thread
+                    does not count."""
                     if timeout is not None:
                         with suppress(RuntimeError):  # the call was cancelled meanwhile
                             clock.reschedule(asyncio.get_running_loop().time() + timeout)
@@ -203,7 +206,8 @@ class Caller(ServerCallback):
         return await _shielded(done, lambda: loop.is_closed() or loop.call_soon_threadsafe(stop))
 
     async def _on_thread(self, tool: Tool, arguments: dict[str, Any], begin: Callable[[], None]) -> _Outcome:
-        """Run a sync tool on a thread of the pool. begin: called on this loop when the tool has got its thread."""
+        """Run a sync tool on a thread of the pool, and wait for its result. begin: called on the event loop of this
+        coroutine when a thread starts the tool."""
         loop, threads = asyncio.get_running_loop(), _threads
         done: Future[_Outcome] = Future()
 
@@ -234,7 +238,8 @@ class Caller(ServerCallback):
 
 
 async def _shielded(done: Future[_Outcome], on_cancel: Callable[[], object]) -> _Outcome:
-    """Wait for `done`. If this wait is cancelled, calls `on_cancel` and does not wait until the tool ends."""
+    """Wait for the outcome of a tool. If the waiting task is cancelled, call `on_cancel` and raise CancelledError at
+    once, without waiting for the tool to end."""
     try:
         return await asyncio.shield(asyncio.wrap_future(done))
     except asyncio.CancelledError:
@@ -284,7 +289,9 @@ _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 
 
 def _plain(value: Any) -> Any:
-    """Like `json_types.plain`. TypeError: a state, an iterator, or an object whose text is a name and an address."""
+    """Convert a value that msgspec cannot encode: a pydantic model to a dict, any other object to its `str`. TypeError:
+    the value is a state or an iterator, or its `str` says only its class and address, as in "<Foo object at
+    0x7f...>"."""
     kind: Any = type(value)
     if hasattr(kind, "_instead"):  # a state, whose text is the whole prompt, or branches
         raise TypeError(f"the result holds {kind.__name__}; return the text of a variable, such as state['x']")

@@ -56,8 +56,11 @@ def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", 
 
 
 class ConnectionClosed(BaseException):
-    """Raised if a program calls a tool after the end of the block. Not an Exception, so that the program ends: the
-    model could not repair the call."""
+    """Raised if a tool of an MCP server is called after its connection was closed, at the end of the `with` block.
+
+    It is a BaseException, so it ends the program. An Exception would only tell the model, which cannot open the
+    connection.
+    """
 
 
 class MCPConnection:

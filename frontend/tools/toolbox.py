@@ -81,7 +81,8 @@ class Tool:
         return msgspec.json.encode({"type": "function", "function": function}).decode()
 
     def arguments(self, text: str) -> dict[str, Any]:
-        """Parse a JSON object into keyword arguments. ValueError, with a message for the model: they are not valid."""
+        """Parse the JSON text of a call's arguments. Returns them as a dict, name -> value. ValueError: they are not
+        valid; the error's message is written for the model."""
         return self._arguments.parse(text)
 
     @cached_property
@@ -152,8 +153,11 @@ class Toolbox:
 
 
 def _tool_of(function: Callable[..., Any]) -> Tool:
-    """The tool of a plain function. The function stores it, because making a tool takes 0.5 ms. A cache elsewhere would
-    keep a function that a program's body defines, and with it perhaps all objects of the run."""
+    """The Tool of a plain function. Making a Tool takes 0.5 ms, so it is made once and stored as an attribute of the
+    function.
+
+    A cache outside the function would keep the function alive, and with it all objects that the function refers to.
+    """
     if not inspect.isfunction(function):
         return Tool(function)
     found: Tool | None = vars(function).get("_banyan_tool")
@@ -168,7 +172,11 @@ def toolbox(
     tool_timeout: float = 60.0,
     max_tool_output: int = 8192,
 ) -> Toolbox:
-    """The toolbox of a gen. BadProgram: a limit is out of range, or an item is not a function."""
+    """Check the tools and limits of a gen, and return them as a Toolbox.
+
+    max_rounds: how many turns may call tools. tool_timeout: seconds per call; inf: no limit. max_tool_output: the most
+    characters of a result that the model gets. BadProgram: a limit is out of range, or an item is not a function.
+    """
     if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):
         raise BadProgram(f"tools is {fstring.shown(tools, 80)}; it must be a list of tools")
     if not isinstance(max_rounds, int) or not 0 <= max_rounds <= 1000:
@@ -259,7 +267,8 @@ def _pydantic_arguments(name: str, hints: dict[str, Any], parameters: list[inspe
 
 
 def _simplified(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one object, without the titles that the libraries add."""
+    """Simplify the JSON schema that msgspec or pydantic wrote for a tool's parameters. Returns an object's schema with
+    `properties`, `required` and `$defs` only; the properties have no titles."""
     definitions = dict(schema.get("$defs", {}))
     if "$ref" in schema:
         schema = definitions.pop(schema["$ref"].rpartition("/")[2])

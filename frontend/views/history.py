@@ -90,7 +90,8 @@ class BranchHistory:
 
     @property
     def prompt(self) -> list[PromptItem]:
-        """The inherited items and then the state's own."""
+        """All items of the prompt, in order: those inherited from the parent, then those appended to this state
+        itself."""
         return self.inherited + self.items
 
     @property
@@ -108,7 +109,7 @@ class BranchHistory:
 
 
 class History:
-    """The history of one run, from the branch `root` down."""
+    """The history of one run: the branch `root` and all branches below it."""
 
     def __init__(self, record: ProgramRecord, root: int = 0) -> None:
         self.name, self.trace = record.name, record.trace

@@ -12,13 +12,14 @@ INTERVAL = 0.25
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this code, whose displays can be changed later."""
+    """Whether this code runs in a Jupyter kernel, so that a display can be updated after it was shown."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 class LiveDisplay:
-    """A display in the output of a cell. Every INTERVAL seconds, a thread draws it again if it has changed."""
+    """A display in the output of a notebook cell. A thread calls `draw` every INTERVAL seconds, and updates the display
+    if the HTML has changed."""
 
     def __init__(self, draw: Callable[[], str], text: str, is_complete: Callable[[], bool] = lambda: False) -> None:
         """draw: returns the HTML. text: for readers without HTML. is_complete: whether the next drawing is the last."""

@@ -1,5 +1,7 @@
-"""Splits the prompt of a branch into spans by origin. If the server no longer holds the branch, it is unknown where the
-tokens end and which of them were cached."""
+"""Splits the prompt of a branch into spans by origin, such as cached, computed or generated. This needs the tokens of
+the prompt from the server. Without them, if the server no longer holds the branch, text that is no output is
+"given".
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ class PromptSpan(NamedTuple):
 
 
 class _TokenTable(NamedTuple):
-    """The tokens of a whole prompt; each list has one item per token. ends: where the token ends, in characters.
-    origins: cached, computed or given. generated: whether a model generated the token."""
+    """The tokens of a whole prompt; each list has one entry per token. ends: where the token ends, in characters from
+    the start of the prompt. origins: "cached" or "computed" if a gen read the token, else "given". generated: whether a
+    model generated the token."""
 
     ends: list[int]
     origins: list[Origin]
@@ -54,7 +57,8 @@ class _PromptPosition(NamedTuple):
 
 
 def prompt_spans(branch: BranchHistory, read: wire.Value | None = None) -> list[PromptSpan]:
-    """The spans of the whole prompt of a branch. read: the server's answer to a wire.Read with tokens, if any."""
+    """The spans of the whole prompt of a branch, in order. read: the text and tokens of the prompt, as the server
+    answered a `wire.Read`; None: the server was not asked, or no longer holds the branch."""
     text = "".join(item.text for item in branch.prompt) if read is None else read.samples[0].text
     positions = list(_positions(text, branch))
     shared_end = max((position.end for position in positions if position.is_inherited), default=0)
@@ -68,7 +72,8 @@ def prompt_spans(branch: BranchHistory, read: wire.Value | None = None) -> list[
 
 
 def _positions(text: str, branch: BranchHistory) -> Iterator[_PromptPosition]:
-    """The items and their places in the text. Text between two items becomes a marker: the chat template wrote it."""
+    """Finds the items of the prompt in `text`. Yields each item with its place, in order. Text between two items was
+    written by the chat template, and is yielded as an item of kind "marker"."""
     at, n_inherited = 0, len(branch.inherited)
     for k, item in enumerate(branch.prompt):
         start = text.find(item.text, at) if item.text else at
@@ -93,10 +98,11 @@ def _token_table(branch: BranchHistory, positions: list[_PromptPosition], tokens
 
 
 def _prompts(branch: BranchHistory, positions: list[_PromptPosition], ends: list[int]) -> list[tuple[int, int]]:
-    """(prompt tokens, cached prompt tokens) of each gen whose output is in the branch, in order.
+    """For each gen of the branch, in order: (number of prompt tokens, how many of them were cached).
 
-    The prompt tokens of a select do not include its choices, unlike those in its usage. A gen with retries has the
-    counts of its first attempt. A gen with tools has counts for each round, because each reads a longer prompt.
+    The prompt tokens of a select end where its output begins; the usage of a select also counts the tokens of its
+    choices. A gen with retries has one pair, that of its first attempt. A gen with tools has a pair for each round,
+    because each round reads a longer prompt. ends: where each token of the prompt ends, in characters.
     """
     starts = {position.item.gen.op.ref: position.start for position in positions if position.item.gen is not None}
     found: list[tuple[int, int]] = []

@@ -153,7 +153,8 @@ def _branch(branch: BranchHistory, spans: list[PromptSpan], is_selected: bool) -
 
 
 def _span(span: PromptSpan, labelled: set[int]) -> str:
-    """The HTML of a span. labelled: the refs of the gens whose names are shown already; this gen's ref is added."""
+    """The HTML of a span. labelled: the refs of the gens whose names are on the page already. If the span is the first
+    output of its gen, it gets the gen's name, and the ref is added to `labelled`."""
     gen, shared = span.item.gen if span.item.is_output else None, " shared" if span.is_shared else ""
     if gen is not None and gen.value is None:
         if gen.error is not None:

@@ -18,8 +18,12 @@ ROW, BAR = 30, 15
 
 
 def tree(history: History, spans: dict[int, list[PromptSpan]]) -> str:
-    """The tree of branches: one bar per branch, which shows the branch's own text from left to right and starts where
-    the branch was forked from its parent. The horizontal unit is characters."""
+    """Draw the branches of a run as a tree. Returns SVG.
+
+    Each branch is a bar on a row of its own. The bar starts at the position where the branch was forked from its
+    parent, and shows only text that was appended after the fork. The horizontal unit is characters of text. spans:
+    number of a branch -> the spans of its whole prompt.
+    """
     order = list(history.root.subtree())
     own = {number: [span for span in one if not span.is_shared] for number, one in spans.items()}
     starts = {number: sum(len(span.text) for span in one if span.is_shared) for number, one in spans.items()}
@@ -121,7 +125,9 @@ def time(history: History) -> str:
 
 
 def _clock(total: float, scale: float, height: float) -> str:
-    """The axis of `total` seconds: at most 8 steps of 1, 2 or 5 times a power of ten. scale: pixels per second."""
+    """The time axis as SVG: grid lines with labels for a timeline of `total` seconds. A step between lines is 1, 2 or 5
+    times a power of ten, such that there are at most 8 steps. scale: pixels per second. height: of the drawing, in
+    pixels."""
     step = next(s * 10**e for e in range(-6, 6) for s in (1, 2, 5) if total / (s * 10**e) <= 8)
     marks = []
     for k in range(int(total / step) + 1):

@@ -49,7 +49,7 @@ def phases(times: wire.Times) -> list[tuple[str, float, float]]:
 
 
 class _TraceWriter:
-    """Generates the events of the trace. now: as for `chrome_trace`."""
+    """Generates the events of a Chrome trace. now: seconds of time.monotonic(), at which unfinished slices end."""
 
     def __init__(self, history: History, now: float) -> None:
         self._history, self._now = history, now

@@ -54,7 +54,8 @@ class Transcript:
         return chain(self._before(), tuple(self.own.items))
 
     def since(self, ancestor: Transcript) -> list[Item] | None:
-        """The items after those of `ancestor`. None: it is not an ancestor, or it got more items after the fork."""
+        """The items that `self` has after the items of `ancestor`. None: `ancestor` is not a transcript that `self` was
+        forked from, directly or over other branches, or items were appended to `ancestor` after that fork."""
         for k, (items, n) in enumerate(self._inherited):
             if items is ancestor.own.items:
                 between = chain.from_iterable(islice(*one) for one in self._inherited[k + 1 :])
@@ -62,7 +63,8 @@ class Transcript:
         return None
 
     def adopt(self, other: Transcript) -> None:
-        """Take over the role, the last value and the draws of `other`, whose items were appended already."""
+        """Continue with the open role, the last lazy value and the seed counter (`n_draws`) of `other`, a branch whose
+        items the caller has appended already."""
         self.role, self.last, self.n_draws = other.role, other.last, other.n_draws
 
     def follow(self, until_end: bool) -> Iterator[Item]:
@@ -78,9 +80,12 @@ class Transcript:
 
 
 def role_markers(chat: ChatMarkers | None, role: str, is_first: bool = False) -> tuple[str, str]:
-    """The text of the chat template before and after a turn. is_first: it is the first turn. If its role is not system,
-    the text before it begins with the template's default system prompt, if there is one. For a role that the template
-    lacks, the texts are empty: such a turn fails on the server."""
+    """The texts that the chat template writes before and after a turn of `role`: (before, after).
+
+    is_first: whether the turn is the first one. Before a first turn of another role than system, the template may write
+    a default system prompt; this is then part of the text before the turn. If the template does not know the role, the
+    turn gets no markers, and the server will fail it.
+    """
     if chat is None:
         return "", ""
     begin, end = chat.roles.get(role, ("", ""))

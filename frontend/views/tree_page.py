@@ -21,9 +21,11 @@ KINDS = {  # state: (CSS class, meaning)
 
 
 class TreeNode(NamedTuple):
-    """A node of the server's answer (`radix_cache.snapshot.NodeSnapshot`) and its children.
+    """A node of a server's radix tree, as the server reports it (`radix_cache.snapshot.NodeSnapshot`), and its
+    children.
 
-    n_before: how many pages are evicted before this node. n_folded: how many descendants the answer left out.
+    n_before: how many pages will be evicted before this node; -1: the node cannot be evicted now. n_folded: how many
+    descendants of the node the server left out of its report.
     """
 
     n_tokens: int
@@ -41,7 +43,8 @@ class TreeNode(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The key of KINDS that describes the node; "" for a root."""
+        """The state of the node. "in use", "pinned", "expected": the node must stay. "host": its pages are in host
+        memory only. "": it may be evicted, or it is a root."""
         if self.is_root:
             return ""
         states = ((self.n_locks, "in use"), (self.is_pinned, "pinned"), (self.is_expected, "expected"))
@@ -70,7 +73,8 @@ class TreeNode(NamedTuple):
 
 
 def nodes(snapshot: dict[str, Any]) -> list[TreeNode]:
-    """Make the nodes of the server's answer; returns the roots. Each root is a namespace."""
+    """Convert a server's report of its radix tree to linked nodes. Returns the roots. A root stands for a namespace: a
+    part of the tree that shares no KV with the others."""
     created: list[TreeNode] = []
     roots: list[TreeNode] = []
     for fields in snapshot["nodes"]:
@@ -107,7 +111,7 @@ def summary(snapshot: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def page(snapshot: dict[str, Any], roots: list[TreeNode]) -> Page:
-    """The whole page. snapshot: the server's answer; roots: `nodes(snapshot)`."""
+    """The whole HTML page. snapshot: the server's report of its radix tree. roots: the result of `nodes(snapshot)`."""
     used = {node.state for root in roots for node in root.subtree() if not node.is_root}
     key = "".join(
         f'<span class="{name}"><i></i>{text}</span>' for state, (name, text) in KINDS.items() if state in used
@@ -124,7 +128,8 @@ def page(snapshot: dict[str, Any], roots: list[TreeNode]) -> Page:
 
 
 def _drawing(root: TreeNode, n_cached: int) -> str:
-    """An SVG of one namespace. n_cached: the number of pages in the tree; see `_block`."""
+    """Draw the tree below one root. Returns SVG. n_cached: the number of pages in the whole tree, which sets the scale
+    of opacity."""
     order = root.subtree()
     n_rows: dict[int, int] = {}  # id(node) -> rows of its subtree, one per leaf and per folded group
     for node in reversed(order):
@@ -157,9 +162,10 @@ def _drawing(root: TreeNode, n_cached: int) -> str:
 
 
 def _block(node: TreeNode, x: float, row: int, width: float, n_rows: int, n_cached: int) -> str:
-    """The SVG rectangle of a node. The sooner a merely cached node (state "") will be evicted, the paler it is.
+    """The rectangle of one node, as SVG. A node that may be evicted is paler, the sooner this will happen.
 
-    n_cached: the number of pages in the tree, relative to which "soon" is measured.
+    row: index of its first row. n_rows: its height in rows. x, width: pixels. n_cached: the number of pages in the
+    whole tree. The opacity depends on the share of these pages that will be evicted before the node.
     """
     opacity = 0.9 if node.state else 0.35 + 0.5 * node.n_before / max(1, n_cached)
     y, height = row * ROW, n_rows * ROW - GAP
