@@ -144,7 +144,7 @@ def read(pool: Pool, pages: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantises x [..., head_dim]. Returns (numbers, scales), laid out as the last axes of a `Quantized` pool.
+    """Quantises x [..., head_dim]. Returns (numbers, scales), in the forms of the two fields of a `Quantized` pool.
 
     The error is at most half a scale in int8. In e4m3 it is at most a sixteenth of the number, or 2**-10 of the scale.
     In 4 bits, scale and minimum are rounded to bfloat16. So the error is at most half a scale, plus 2**-8 of the

@@ -275,8 +275,8 @@ def _ended_program(value: Any, error: errors.ProgramError) -> bool:
 
 
 def lazy_values(value: Any) -> Iterator[LazyValue]:
-    """The lazy values in what a variable holds: one for a generated value, several for joined branches, none for
-    another object."""
+    """The lazy values in what a variable holds: one for a generated value, several for joined branches, none for any
+    other object."""
     if isinstance(value, JoinedValues):
         for one in value.values:
             yield from lazy_values(one)

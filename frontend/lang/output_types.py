@@ -255,7 +255,8 @@ def _from_text(kind: Any, text: str) -> OutputType:
 
 
 def _schema_text(schema: Any) -> str:
-    """A JSON schema, given as text or as a dict, as text."""
+    """Convert a JSON schema, given as text or as a dict, to text. BadProgram: it is not valid JSON, or not an object or
+    a bool."""
     try:
         value = json.loads(schema) if isinstance(schema, str | bytes) else schema
         text = json.dumps(value, ensure_ascii=False)

@@ -458,12 +458,13 @@ class Program(Typed[Args, R_co]):
         return run
 
     def _refuse_to_block(self, name: str) -> None:
-        """Raise an error if the method `name`, such as `run`, must not block the thread. Does nothing in this class.
-        AsyncProgram overrides it, because its body needs an event loop."""
+        """Called by methods that block the thread, such as `run`. Does nothing in this class. AsyncProgram overrides it
+        to raise an error, because its body needs an event loop. name: the method that blocks."""
 
 
 class AsyncProgram(Program[Args, R_co]):
-    """What `@function` returns for an `async def`. A call is `run_async`; the body runs on the loop that awaits it."""
+    """What `@function` returns for an `async def`. Calling it is the same as `run_async`: the body runs on the event
+    loop on which the call is awaited."""
 
     __call__ = Program.run_async  # type: ignore[assignment]  # awaited, like a call of any `async def`
 
@@ -472,8 +473,12 @@ class AsyncProgram(Program[Args, R_co]):
     async def inline(  # type: ignore[override]
         self, state: StateBase, /, *args: Args.args, **kwargs: Args.kwargs
     ) -> Inlined[R_co]:
-        """Run the body on a state of another `async def` program, which gets its text and variables: `s += await
-        prog.inline(s, x)`. Returns an expression that appends nothing; its `ret_value` is what the body returned."""
+        """Run the body on a state of another `async def` program, which gets its text and variables. Must be awaited:
+
+            s += await prog.inline(s, text)
+
+        Returns an expression that appends nothing; its `ret_value` is what the body returned.
+        """
         self._check_inline(state)
         if not isinstance(state, AsyncState):
             raise BadProgram(f"{self.name} is an `async def`; only another `async def` program can await and inline it")

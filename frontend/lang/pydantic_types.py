@@ -164,7 +164,8 @@ class PatternSchema(GenerateJsonSchema):
 
 
 def _is_name(keys: dict[str, Any]) -> bool:
-    """Whether pydantic can read a dict's key with the schema `keys` from a string."""
+    """Whether pydantic can read the keys of a dict from strings, since JSON has no other keys. keys: the JSON schema of
+    the keys."""
     values = keys.get("enum", [keys["const"]] if "const" in keys else None)
     if values is not None:
         return any(isinstance(value, str) for value in values)

@@ -125,7 +125,8 @@ class GenOptions(
         check_option("adapter", self.adapter or "")
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
-        """Returns `base`, overridden by the options of this object that are not None, except `seed`."""
+        """Returns a copy of `base` with the options of this object that are not None. `seed` is not copied. BadProgram:
+        min_tokens is more than max_tokens."""
         is_cacheable = type(self) is GenOptions and self.logit_bias is None  # hashable, and references no backend
         changes = _changes(self) if is_cacheable else _changes.__wrapped__(self)
         if not changes:

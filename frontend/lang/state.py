@@ -33,7 +33,8 @@ class State(StateBase):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """`text`; for the state of an error (`error.state`), the text so far."""
+        """The whole prompt, as `text()` returns it. After the body has raised, as for `error.state`, only the text that
+        is known; this does not wait."""
         if self._record.has_raised:
             return text_so_far(self._record, self._handle.number)
         return self.text()
@@ -143,9 +144,10 @@ class State(StateBase):
         return None
 
     def show(self, path: str | Path | None = None) -> Page:
-        """A self-contained HTML page: the origin of each part of each prompt, the tree of branches, times and usage.
+        """Waits for the gens of this state and its branches, and returns an HTML page: the origin of each part of each
+        prompt, the tree of branches, times and usage. In a notebook the page displays itself.
 
-        path: also write it to this file. In a notebook the page displays itself. Waits as `usage` does.
+        path: also write the page to this file, which needs no other files.
         """
         self._settle()
         return page(self._record, self._handle.number, path)

@@ -80,7 +80,8 @@ class StateBase:
         return f"<State of program {self._record.name}, variables: {variables}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as the repr: a state cannot leave its process, but an error that holds a state can."""
+        """Pickles only the state's repr, which is unpickled as a str. A state cannot leave its process, but an error
+        that holds a state must be picklable."""
         return str, (repr(self),)
 
     def __copy__(self) -> NoReturn:
@@ -295,7 +296,8 @@ class StateBase:
         return kwargs or ""
 
     def _lazy_values(self) -> list[LazyValue]:
-        """The outputs and spliced values in the prompt of this state."""
+        """The lazy values in the prompt of this state: the outputs of its gens and selects, and other values that were
+        appended."""
         return [item for item in self._transcript if isinstance(item, LazyValue)]
 
     # ---- turns -------------------------------------------------------------------------------------------------------
@@ -449,7 +451,8 @@ class StateBase:
     def timeline(self, path: str | Path | None = None) -> dict[str, Any]:
         """A trace in Chrome's JSON format: when the body, the gens of this state and its branches, and tools ran.
 
-        path: also write the trace to this file, which https://ui.perfetto.dev opens. Waits as `usage` does.
+        A State waits for its gens first. An AsyncState shows what has happened so far. path: also write the trace to
+        this file, which https://ui.perfetto.dev opens.
         """
         self._settle()
         return timeline(self._record, self._handle.number, path)
@@ -734,7 +737,8 @@ class Group(Generic[S]):
             raise BadProgram(f"join mode is {mode!r}; it must be 'gather_variable' or 'concat'")
 
     def drop(self) -> None:
-        """Drop each branch, as `State.drop` does."""
+        """Stop all work on the branches. Their pages are evicted before all others, and nothing more can be appended to
+        them."""
         for state in self._states:
             state.drop()
 

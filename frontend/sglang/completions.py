@@ -54,7 +54,8 @@ def start_stream(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
 ) -> State:
-    """Start a completion for `growing` or `growing_async`. Unsupported: several prompts or samples, or logprobs."""
+    """Start a streaming completion of one prompt. Returns a state for `growing` or `growing_async`. Unsupported: the
+    arguments ask for several prompts, several samples, or logprobs."""
     has_logprobs = return_logprob or top_logprobs_num or logprob_start_len not in (None, -1)
     is_single = (
         isinstance(prompt, str) and isinstance(params, Mapping | None) and (params or {}).get("n", 1) in (None, 1)

@@ -63,7 +63,7 @@ class Trace:
         return self._last.get(0)
 
     def flatten_nodes(self) -> list[TraceNode]:
-        """All pieces in the order in which they were appended."""
+        """The pieces of the prompts of all states, in the order in which the body appended them."""
         return list(self._nodes)
 
 

@@ -290,7 +290,7 @@ _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 
 def _plain(value: Any) -> Any:
     """Convert a value that msgspec cannot encode: a pydantic model to a dict, any other object to its `str`. TypeError:
-    the value is a state or an iterator, or its `str` says only its class and address, as in "<Foo object at
+    the value is a state, an iterator, or an object whose `str` says only its class and address, as in "<Foo object at
     0x7f...>"."""
     kind: Any = type(value)
     if hasattr(kind, "_instead"):  # a state, whose text is the whole prompt, or branches

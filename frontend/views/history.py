@@ -65,8 +65,8 @@ class PromptItem(NamedTuple):
 
 
 class BranchHistory:
-    """The history of one state. start: how many of the parent's own items it inherits. items: its own items. joins: for
-    each join, (number of own items before it, the joined child)."""
+    """The history of one state. items: what was appended to this state itself. start: how many of its parent's `items`
+    the state inherits. joins: one entry per join, (how many items this state had before the join, the joined child)."""
 
     def __init__(self, number: int, parent: BranchHistory | None = None) -> None:
         self.number, self.parent = number, parent

@@ -22,7 +22,8 @@ class LiveDisplay:
     if the HTML has changed."""
 
     def __init__(self, draw: Callable[[], str], text: str, is_complete: Callable[[], bool] = lambda: False) -> None:
-        """draw: returns the HTML. text: for readers without HTML. is_complete: whether the next drawing is the last."""
+        """draw: returns the HTML. text: shown where HTML cannot be displayed. is_complete: whether the next drawing is
+        the last."""
         from IPython.display import display  # only notebooks call this, and they have IPython
 
         self._draw, self._text, self._is_complete = draw, text, is_complete

@@ -48,7 +48,7 @@ class _TokenTable(NamedTuple):
 
 
 class _PromptPosition(NamedTuple):
-    """An item and its place in the text of the prompt, which is text[start:end]."""
+    """An item of a prompt and its place: the item is text[start:end] of the text of the whole prompt."""
 
     start: int
     end: int

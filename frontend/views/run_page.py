@@ -82,7 +82,7 @@ def card(title: str, inside: str) -> str:
 
 
 def tiles(figures: list[tuple[str, str]]) -> str:
-    """A row of boxes, each with a figure and its meaning."""
+    """The HTML of a row of boxes. Each box shows a figure and its meaning."""
     inside = "".join(f'<div class="tile"><b>{figure}</b><span>{text}</span></div>' for figure, text in figures)
     return f'<div class="tiles">{inside}</div>'
 

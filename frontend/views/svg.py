@@ -63,7 +63,7 @@ def _rect(classes: str, x: float, y: float, width: float, title: str, attributes
 
 
 def _label(text: str, x: float, y: float, width: float) -> str:
-    """A name inside a bar; "" if the bar is too short for it."""
+    """The SVG text of a name inside a bar; "" if the bar is too short for the name."""
     return f'<text class="in" x="{x + 4:.1f}" y="{y + 11}">{escape(text)}</text>' if width > 7 * len(text) + 6 else ""
 
 

@@ -85,8 +85,8 @@ class _PlanTables:
         self.data = torch.zeros(sum(n * m for n, m in self.shapes), dtype=torch.int32, device=device)
 
     def on_device(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """Returns (small items, large items, rows, merges, number of partial results): views of the tensor, in the form
-        in which `Ragged.plans` holds a plan."""
+        """Returns (small items, large items, rows, merges, number of partial results), as `Ragged.plans` holds a plan.
+        The tables are views of one tensor, which `fill` overwrites."""
         parts = torch.split(self.data, [n * m for n, m in self.shapes])
         small, large, rows, merges = (part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
         return small, large, rows, merges, self.n_partials

@@ -139,9 +139,9 @@ def _attend(
 ):  # fmt: skip
     """The kernel: computes one item (program_id 0) for one KV head (program_id 1), and stores final or partial results.
 
-    A row of the tile is one row of the item with one query head of the group. DIM: numbers of a value, and without
-    latent attention of a key. ROTATED: with latent attention, a key has the DIM numbers of its value and ROTATED more;
-    0: no latent attention.
+    A row of the tile is one row of the item with one query head of the group. DIM: how many numbers a value has. A key
+    has as many; but with latent attention it has ROTATED more, after those of its value. ROTATED is 0 without latent
+    attention.
     """
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
@@ -278,7 +278,8 @@ def _merge(
 
 
 class Tile(NamedTuple):
-    """A compiled shape: rows (tokens times heads of a group), keys per block, warps, pipeline stages."""
+    """The shape of work for which a kernel is compiled: rows (tokens times heads of a group), keys per block, warps,
+    pipeline stages."""
 
     rows: int
     keys: int

@@ -200,8 +200,8 @@ def _share(
     """Decides which subtrees are read once for several requests. Goes through `shared` from parents to children. If
     sharing a subtree does not pay, its children may still be shared.
 
-    Returns for each request the key at which the items of the request alone begin (`first` if the request shares
-    nothing), then the small items and the large items that read the shared keys.
+    Returns (for each request, the first key that it does not share; the small items that read shared keys; the large
+    items that read shared keys). A request that shares nothing has `first`.
     """
     begins = [first] * len(q_lens)
     small: list[_Item] = []
@@ -294,7 +294,8 @@ def _chunks(items: list[_Item]) -> list[_Item]:
 
 
 def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> AttentionPlan:
-    """Builds the tables. The partial results of a row get consecutive numbers, in the order of their keys."""
+    """Builds the tables of an AttentionPlan from its items. The partial results of a row get consecutive numbers, in
+    the order of their keys."""
     parts = [item for items in (small, large) for item in items if item[6]]  # read only a part of a row's keys
     counts = [len(item[0]) for item in parts]
     entries = itertools.accumulate(counts, initial=n_rows)  # index in `rows`, where they follow one entry per row
