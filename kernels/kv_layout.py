@@ -46,7 +46,8 @@ Pool = Tensor | Quantized
 
 
 def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> list[Pool]:
-    """Returns n uninitialised pools in one allocation, so that one launch can copy in all of them (see `stacks`).
+    """Returns n uninitialised pools in one allocation, so that one kernel launch can copy pages in all of them (see
+    `stacks`).
 
     shape: [n_pages, page_size, n_kv_heads, head_dim]. A `dtype` of KV_KINDS gives `Quantized` pools.
     """
@@ -89,7 +90,8 @@ def values_of(k_pool: Pool, latent_dim: int) -> Pool:
 
 
 def is_latent(k_pool: Pool, v_pool: Pool) -> bool:
-    """Whether `values_of` made the pool of values, which is the case if it is smaller than the pool of keys."""
+    """Whether the two pools are those of latent attention (MLA): `v_pool` is then a view of `k_pool`, made by
+    `values_of`, and has a smaller head_dim."""
     return v_pool.shape[3] != k_pool.shape[3]
 
 

@@ -144,7 +144,7 @@ class Program(Typed[Args, R_co]):
     __call__ = run
 
     def inline(self, state: StateBase, /, *args: Args.args, **kwargs: Args.kwargs) -> Inlined[R_co]:
-        """Run the body on a state of another program, which gets its text and variables.
+        """Run the body on a state of another program. This state gets all text and variables of the body.
 
             s += summarise.inline(s, text)
             n = count.inline(s, text).ret_value
@@ -473,7 +473,8 @@ class AsyncProgram(Program[Args, R_co]):
     async def inline(  # type: ignore[override]
         self, state: StateBase, /, *args: Args.args, **kwargs: Args.kwargs
     ) -> Inlined[R_co]:
-        """Run the body on a state of another `async def` program, which gets its text and variables. Must be awaited:
+        """Run the body on a state of another `async def` program. This state gets all text and variables of the body.
+        Must be awaited:
 
             s += await prog.inline(s, text)
 

@@ -26,7 +26,7 @@ MAX_RETRIES = 100
 class GenOptions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True
 ):
-    """Options of one gen. None: the run's value; if that is None too, the default.
+    """Options of one gen. An option that is None has the value given for the run; if that is None too, the default.
 
     The generation_config.json of a model may set other defaults for temperature, top_p, top_k, min_p and
     repetition_penalty; `banyan models` lists these.

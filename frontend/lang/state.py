@@ -241,10 +241,12 @@ class Branches(Group[State]):
         return winners[0] if k is None else winners
 
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
-        """The first branch whose variable `name` has the most frequent value. The others are dropped.
+        """Returns a branch whose variable `name` has the most frequent value, and drops the others. Waits only until
+        this value is certain. Of the branches that have this value by then, returns the first.
 
-        Does not wait for branches that cannot change the outcome. key: a function that turns a value
-        into what is compared (default: strips white space from the ends of a text). on_error: as for `best`.
+        key: a function that turns a value into what is compared (default: strips white space from the ends of a text).
+        on_error: with "raise", a failed branch raises a ForkError; with "collect", it has no vote, and ForkError is
+        raised only if all branches fail.
         """
         return self._decide(branch_choice.Ballot(self._states, name, key, on_error)).winner()
 

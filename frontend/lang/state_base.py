@@ -487,10 +487,11 @@ class StateBase:
         return found
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for an event loop. With `return_meta_data`, yields pairs of a text and its meta info.
+        """`text_iter` for an event loop: yields the text of a variable, or of the whole state, in pieces as it is
+        generated. With `return_meta_data`, yields pairs of a piece and its meta info.
 
-        The meta info is None for text that was not generated. With a piece of a streaming gen comes the meta info that
-        is known by then, with None as finish_reason; the last pair of a gen is "" and the result of `get_meta_info`.
+        The meta info is None for text that was not generated. While a gen streams, the meta info of a piece is what is
+        known so far, with None as finish_reason. The last pair of a gen is "" and the result of `get_meta_info`.
         """
         async for text, meta in self._text_and_meta(var_name):
             if return_meta_data:

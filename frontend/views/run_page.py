@@ -109,7 +109,7 @@ def _run_tiles(history: History) -> str:
 
 
 def _by_drafter(gens: list[GenHistory]) -> str:
-    """Accepted and proposed tokens by drafter, such as ": tree 90 of 100"."""
+    """How many tokens each drafter proposed and how many of them were accepted, as text, such as ": tree 90 of 100"."""
     sums: dict[str, tuple[int, int]] = {}
     for gen in gens:
         for sample in gen.value.samples if gen.value is not None else ():

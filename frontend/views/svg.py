@@ -86,7 +86,8 @@ def _bar(branch: BranchHistory, own: list[PromptSpan], x: Scale, start: int, y: 
 
 
 def time(history: History) -> str:
-    """The timeline: one row per branch with the phases of its gens, and a row of tools; "" if no times are known."""
+    """The timeline of a run as HTML with an SVG drawing: one row per branch with the phases of its gens, and a row of
+    tools. "" if no times are known."""
     gens = [
         (branch.number, gen.label, phases(gen.value.times), gen.text)
         for branch in history.branches

@@ -19,12 +19,12 @@ Item: TypeAlias = str | RawExpr | ImageExpr | RoleBegin | RoleEnd | LazyValue
 
 
 class Transcript:
-    """The items of one state. A fork copies no items: it refers to the lists of its ancestors, and notes how many items
-    of each it inherits.
+    """The items of one state. A fork copies no items: it refers to the lists of its ancestors, and stores for each list
+    how many of its items it inherits.
 
-    own: the items of this state itself. role: the role of the open turn; None outside of turns. role_at_fork: the
-    role when the state was forked. last: the newest lazy value. n_draws: how many gens, selects and forks there were so
-    far; seeds are derived from this number.
+    own: the items of this state itself. role: the role of the open turn; None outside of turns. role_at_fork: the role
+    when the state was forked. last: the newest lazy value. n_draws: how many gens, selects and forks there were so far;
+    seeds are derived from this number.
     """
 
     __slots__ = ("_inherited", "last", "n_draws", "own", "role", "role_at_fork")

@@ -26,7 +26,8 @@ MAX_DRAFT = 64  # rows of a draft tree, at most: an ancestor mask covers the las
 
 
 class Subtree(NamedTuple):
-    """Requests whose first `n_keys` keys are in the same pages. All of these keys were computed before this step."""
+    """A prefix that several requests share: their first `n_keys` keys are in the same pages. All of these keys were
+    computed before this step."""
 
     requests: tuple[int, ...]
     n_keys: int
@@ -54,7 +55,8 @@ class AttentionPlan(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """How many rows of q one item of each kind can hold. (The tile has these rows times the heads of a group.)"""
+    """How many rows of q one item of each kind can hold. (A tile has a row for each of these rows and each query head
+    of a group.)"""
 
     small: int
     large: int

@@ -39,7 +39,8 @@ class AttentionOptions(NamedTuple):
 
 
 class HostTables(NamedTuple):
-    """The tables of a batch on the host: see the fields of `Ragged` with these names."""
+    """The tables of a batch as numpy arrays in host memory. Each field holds what the field of `Ragged` with its name
+    holds."""
 
     q_start: np.ndarray
     kv_len: np.ndarray

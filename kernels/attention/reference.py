@@ -14,7 +14,7 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     """Causal attention of ragged rows over paged KV. Computes in float32 (float64 for float64 inputs).
 
     q            [n_rows, n_heads, head_dim]
-    k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype or in 8 bits with scales. Query head h reads
+    k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype, or `Quantized`. Query head h reads
                  KV head h // (n_heads / n_kv_heads). If values are smaller than keys, they are the first numbers of
                  keys (`kv_layout.values_of`)
     options      see AttentionOptions
