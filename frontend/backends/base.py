@@ -40,8 +40,9 @@ class OpenProgram(Protocol):
         """
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback`, which must not wait, each time that gen or select `ref` needs a Results message: the
-        results of tools, the result of a check of its output, or the choice.
+        """Call `callback` each time that gen or select `ref` needs a Results message from the client. The message holds
+        the results of tool calls, the result of checking an output, or the choice of a select that the user's code
+        decides. `callback` must not wait.
 
         Must be called before the op is submitted.
         """
@@ -66,7 +67,12 @@ class Backend(Protocol):
         """A new, empty program."""
 
     def ask(self, what: Question) -> Any:
-        """Answer a question about the backend itself, as JSON values. Waits for the answer."""
+        """Ask the backend about itself. Waits, and returns the answer as JSON values.
+
+        what: "info" (the model and the options), "stats" (counters), "check" (check the server's invariants) or "flush"
+        (evict all KV that no program uses). A backend without a server gives the same answer to all of them, or raises
+        Unsupported.
+        """
 
 
 class ProgramDefaults:

@@ -20,7 +20,7 @@ _server: str | None = None
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Run programs on `backend` from now on, in the whole process; None: no default. BadProgram: it is not a
+    """Run programs on `backend` from now on, in the whole process; None: no default. BadProgram: `backend` is not a
     backend."""
     global _default
     _default = None if backend is None else _checked(backend)
@@ -45,7 +45,7 @@ def set_default_of_command(backend: Backend, server: str) -> None:
 def using(backend: Backend) -> Iterator[Backend]:
     """`with bn.using(backend): ...` runs the block's programs on `backend`, in this thread or task only.
 
-    BadProgram: it is not a backend."""
+    BadProgram: `backend` is not a backend."""
     token = CURRENT.set(_named(backend))
     try:
         yield backend
@@ -91,8 +91,8 @@ def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
 
 
 def _named(backend: Backend) -> Backend:
-    """Return `backend`, the argument of a run or `using` block; or the recorder while a body is recorded, so that no
-    model runs."""
+    """Returns `backend`, which the caller gave to a run or a `using` block. While `bn.compile` records a body, returns
+    its recorder instead, so that no model runs. BadProgram: `backend` is not a backend."""
     current = CURRENT.get()
     if current is not None and _is_recorder(current) and not _is_recorder(backend):
         return current

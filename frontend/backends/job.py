@@ -26,20 +26,21 @@ CHATML = wire.ChatMarkers(
 
 
 class Output(NamedTuple):
-    """The text of a gen or select."""
+    """A piece of a prompt: the text that a gen or select generated."""
 
     text: str
 
 
 class CallTurn(NamedTuple):
-    """An output that calls tools, and the end of its turn."""
+    """A piece of a prompt: an output that calls tools, and the end of its turn."""
 
     text: str
     calls: tuple[wire.WireToolCall, ...]
 
 
 class ToolResults(NamedTuple):
-    """The tool turns after a CallTurn, each as (id of the call, result). A turn of the assistant begins after them."""
+    """A piece of a prompt: the tool turns after a CallTurn, each as (id of the call, result), and the beginning of the
+    assistant's next turn."""
 
     texts: tuple[tuple[str, str], ...]
 
@@ -142,7 +143,7 @@ class LocalPrompt(Prompt):
 
 
 class LocalReader:
-    """Reads the text of LocalPrompts for an executor. Their tokens are unknown."""
+    """Base class of programs in the user's process: its `read` gives an executor the text of a LocalPrompt."""
 
     def read(
         self,
@@ -152,7 +153,8 @@ class LocalReader:
         has_tokens: bool,
         then: Callable[[GenOutcome | BanyanError], None],
     ) -> None:
-        """See `Generator.read`."""
+        """Call `then` with the text of the prompt from piece `start` on, as an outcome with one sample. Ignores
+        has_tokens, because the tokens of a LocalPrompt are unknown."""
         assert isinstance(prompt, LocalPrompt)
         then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
@@ -204,7 +206,8 @@ class Job(Attempt):
             self._on_stop()
 
     def deliver(self, text: str) -> None:
-        """Pass on more text of a gen that streams, and separate reasoning from it. Does nothing after `stop`."""
+        """Stream more text of a gen to its program. Separates reasoning from the text, if the gen asks for that. Has no
+        effect once the job is answered or stopped."""
         if self._parser is None:
             self._parser = self._new_parser()
         if self._parser is not None:
@@ -213,7 +216,8 @@ class Job(Attempt):
         self.deliver_separated(text)
 
     def deliver_separated(self, text: str, is_thought: bool = False) -> None:
-        """Pass on more text from which the reasoning was separated. is_thought: the text is the reasoning."""
+        """Stream more text of a gen to its program, as it is. is_thought: the text is reasoning; False: it contains no
+        reasoning. Has no effect once the job is answered or stopped."""
         if text and not self.is_over:
             self._first = self._first or time.monotonic()
             self.owner.deliver(wire.Delta(0, 0, self.op.ref, text, is_thought=is_thought, round=self.round))

@@ -97,7 +97,8 @@ class Mock:
         return _MockProgram(self, name)
 
     def ask(self, what: Question) -> Any:
-        """Answer any question with the model's name and the counts of calls and messages."""
+        """Returns a dict with the name "mock", the number of calls, and the number of messages. The answer is the same
+        for each `what`."""
         return {"model": "mock", "n_calls": len(self.calls), "n_submits": len(self.submits)}
 
     def start(self, job: Job) -> None:
@@ -139,7 +140,8 @@ class Mock:
         return GenOutcome(samples, wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples)))
 
     def answer(self, prompt: str, name: str) -> Answer:
-        """The next answer of the script."""
+        """Returns the script's next answer to the gen or select `name` with this prompt. LookupError: the script has no
+        answer, or no more answers."""
         script: Any = self._script
         key = None
         if isinstance(script, Mapping):

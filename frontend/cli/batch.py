@@ -36,8 +36,8 @@ _CONVERTED = (int, float, bool, NoneType)
 
 
 def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], int]:
-    """Find the program and check that the rows fit it. Returns a function that runs it, given a backend and a
-    concurrency.
+    """Find the program and check that the rows fit it. Returns a function that takes a backend and a concurrency, runs
+    the batch, and returns the exit status.
 
     ConfigError: a file is missing or has another format, or the columns do not fit.
     """
@@ -127,9 +127,10 @@ def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[
 
 
 class Items:
-    """The rows as arguments of the program, read anew by each loop over them. Text files have no numbers, so a value is
-    converted to the type in its parameter's annotation. ConfigError: a row does not fit; all rows are read once before
-    the first program runs.
+    """The rows of a file as arguments of the program. Each loop over them reads the file again. A value is converted if
+    its parameter is annotated as int, float, bool or None, because a file such as CSV holds only text.
+
+    ConfigError: a row does not fit. The constructor reads all rows once, so this error comes before any program runs.
     """
 
     def __init__(self, program: Program[..., Any], read: _Read, columns: list[str]) -> None:
@@ -172,13 +173,14 @@ def _evaluated(annotation: Any, program: Program[..., Any]) -> Any:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The types of a union; a type that is no union by itself."""
+    """Returns the types of a union. For a type that is not a union, returns a tuple of this type alone."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
-    """Yields each row with its results as further columns; a row that failed has no results. A result NAME is
-    `result_NAME` if the row has a column NAME."""
+    """Yields each row with columns added for its results: the variables of its run, and "ret_value" if the program
+    returned something. A row whose run failed gets no columns. If the row already has a column NAME, the result NAME
+    is called `result_NAME`."""
     done: Iterator[BatchRecord | None] = iter(records)
     record = next(done, None)
     for i, row in enumerate(rows):
@@ -196,8 +198,9 @@ def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
 
 
 def _format(path: Path, flag: str) -> tuple[_Read, _Write | None]:
-    """Returns (a function that reads the rows, a function that writes them to a path; None if the checkpoint itself is
-    the result)."""
+    """Returns (a function that reads rows from `path`, a function that writes rows to a path), chosen by the suffix of
+    `path`. For .jsonl the second is None, because the checkpoint file is already the result. flag: the flag that names
+    `path`, for errors. ConfigError: the suffix is unknown, or with "--in", the file cannot be read."""
     if flag == "--in":
         if not path.is_file():
             raise ConfigError(f"--in: there is no file {path}")

@@ -1,4 +1,5 @@
-"""`banyan chat`: a conversation in this terminal. It is one program, so a message contains only the new turn."""
+"""`banyan chat`: a conversation in this terminal. The conversation is one program, so only the new text of each turn is
+sent to the server."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ KEYS = {
 
 @function
 def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options: dict[str, Any]) -> None:
-    """Append the turns so far; then, for each line, a user's turn and a reply, in the variables reply0, reply1, ..."""
+    """The program of a chat. Append `turns`, each as (role, text). Then, for each line, append a turn of the user and a
+    reply of the assistant. The replies are in the variables reply0, reply1, ... options: the options of each gen."""
     for name, text in turns:
         s += role(name, text)
     for i, text in enumerate(iter(lines.get, None)):
@@ -72,8 +74,9 @@ class Chat:
         self.state = _conversation.run(self.turns[:], self.lines, self.options, stream=True, backend=self.runtime)
 
     def turn(self, text: str) -> None:
-        """Send a message, and stream the reply to stdout; in a terminal, print token counts too. There Ctrl-C stops the
-        reply and keeps the part that was printed, and the chat goes on."""
+        """Send a message, and stream the reply to stdout. In a terminal, also print token counts, and let Ctrl-C stop
+        the reply: the chat keeps the part that was printed, and goes on. If the reply fails, print the error, and leave
+        the message out of the chat."""
         start, reply, name = time.perf_counter(), "", next(self.names)
         try:
             self.lines.put(text)

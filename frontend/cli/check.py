@@ -19,7 +19,8 @@ PACKAGES = ("banyan", "torch", "triton", "transformers", "tokenizers", "pyzmq", 
 
 @function
 def _load(s: Any) -> None:
-    """A gen, a fork into three branches with a gen each, and their join. The branches share pages and free them."""
+    """The program that `banyan check` runs as a test: a gen, then a fork into three branches with a gen each, then the
+    join of the branches. It makes the server share pages between branches, and free them."""
     s += "A banyan is a tree whose branches root again: "
     s += gen("trunk", max_tokens=12, temperature=0.0)
     branches = s.fork(3)
@@ -30,9 +31,11 @@ def _load(s: Any) -> None:
 
 
 def check(runtime: Any, *, is_private: bool) -> int:
-    """Print what the runtime runs on, and the results of the checks. Returns 0. BanyanError: a check failed.
+    """Print what the runtime runs on, and check its invariants. Returns 0. BanyanError: a check failed, or this client
+    is not an operator.
 
-    is_private: this command started the runtime, so a load may run on it.
+    is_private: this command started the runtime. Then also run a small program twice: its texts must be equal, and the
+    second run must find tokens in the cache.
     """
     console = Console(highlight=False, soft_wrap=True)
 

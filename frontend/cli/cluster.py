@@ -48,22 +48,24 @@ def status(runtime: Any, seconds: float, console: Console | None = None) -> int:
 
 
 def drain(runtime: Any, name: str) -> int:
-    """Drain an engine, and wait until it has ended. BanyanError: there is no such engine, or no other is ready."""
+    """Let the other engines take over the programs of engine `name`, and wait until this engine has ended. Returns 0.
+    BanyanError: no engine has this name, or no other engine is ready."""
     runtime.client.ask("drain", ENDING, name=name)
     print(f"engine {name} has ended; its programs went on elsewhere")
     return 0
 
 
 def roll(runtime: Any, model: str) -> int:
-    """Give all engines the weights of a model, and wait until they have them. BanyanError: the model has another
-    tokenizer or shape, or cannot be loaded."""
+    """Give all engines the weights of `model`, and wait until they have them. Returns 0. BanyanError: the model cannot
+    be loaded, or its tokenizer or shape differs from that of the server's model."""
     runtime.client.ask("roll", ENDING, path=model)
     print(f"all engines have the weights of {model}")
     return 0
 
 
 def add(runtime: Any) -> int:
-    """Start one more engine, and wait until it is ready. BanyanError: it could not start."""
+    """Start one more engine, wait until it is ready, and print its name. Returns 0. BanyanError: the engine could not
+    start."""
     before = set(runtime.client.ask("info")["replicas"])
     runtime.client.ask("add", ENDING)
     added = sorted(set(runtime.client.ask("info")["replicas"]) - before)

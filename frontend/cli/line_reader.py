@@ -46,7 +46,9 @@ class LineReader:
         return text
 
     def _block(self, line: str) -> Iterator[str]:
-        """The lines up to the second BLOCK; `line` is the first of them. The end of a file or pipe ends a block too."""
+        """Yields the lines of a message that stands between two marks (BLOCK, three double quotes), without the marks.
+        `line` is what follows the first mark on its line. The end of a file or pipe also ends the message. EOFError:
+        the user pressed Ctrl-D in a terminal."""
         while not line.rstrip().endswith(BLOCK):
             yield line
             try:

@@ -113,8 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_unread(stream: IO[str]) -> bool:
-    """Whether nobody reads a pipe any more, such as in `banyan models | head`. It does not try to write, because that
-    may succeed after an unbuffered write has failed."""
+    """Whether `stream` is a pipe that its reader has closed, as `head` does in `banyan models | head`. Asks the
+    operating system, and writes nothing."""
     poll = select.poll()
     poll.register(stream, 0)  # 0: errors only
     return bool(poll.poll(0))
@@ -261,7 +261,7 @@ def _add_model(parser: Parser) -> None:
 
 
 def _add_http(parser: Parser) -> None:
-    """The flags of the HTTP process."""
+    """Add the flags that configure the HTTP process, such as --http."""
     options = parser.add_argument_group("options of the HTTP interface")
     hints = typing.get_type_hints(HTTPConfig, include_extras=True)
     for flag, name, metavar in _HTTP_FLAGS:
@@ -273,7 +273,7 @@ def _add_http(parser: Parser) -> None:
 
 
 def _add_join(parser: Parser) -> None:
-    """The flags of a command that connects to a running server."""
+    """Add the flags of a command that connects to a running server: --socket, --token-file and --server-key."""
     parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens: a path or a URL")
     text = f"a file with the client's token (default: the token in {TOKEN})"
     parser.add_argument("--token-file", default="", metavar="PATH", help=text)
@@ -289,9 +289,12 @@ def _add_server_key(parser: Parser) -> None:
 
 
 def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (), **own: str) -> None:
-    """Add a flag for each field of Config. A flag that the user does not give sets nothing, unless `own` has a default
-    for it. socket_help: the help of --socket, for commands that can also connect to a running server. only: the
-    fields to add; (): all."""
+    """Add a flag to `parser` for each field of Config. A flag that the user does not give leaves its field unset,
+    unless `own` gives the field a default. only: the fields that get a flag; (): all.
+
+    socket_help: for a command that can also connect to a running server: the help of its flag --socket. Such a command
+    gets the flag --server-key too. "": the command always starts a server.
+    """
     if socket_help:
         _add_server_key(parser)
     hints = typing.get_type_hints(Config, include_extras=True)
@@ -408,7 +411,8 @@ def backend(options: argparse.Namespace) -> Iterator[ServerBackend]:
 
 
 def _token(path: str) -> str:
-    """The first token in the file `path`. A line is "TOKEN" or "TENANT TOKEN". "": no file is named."""
+    """Returns the first token in the file `path`, or "" if `path` is "". Each line of the file is "TOKEN" or
+    "TENANT TOKEN". ConfigError: the file cannot be read or contains no token."""
     if not path:
         return ""
     if not (lines := configs.token_lines(configs.read_text(Path(path), "--token-file"))):
@@ -481,7 +485,11 @@ class _LazyBackend:
             return self._cached()
 
     def program(self, *arguments: Any, **options: Any) -> Any:
-        """Defined here and not by `__getattr__`, because objects with this attribute are recognised as backends."""
+        """Open a program on the backend. Creates the backend if there is none yet.
+
+        A method of its own, because `hasattr(x, "program")` decides whether x is a backend. With `__getattr__` alone,
+        this question would already create the backend.
+        """
         return self._make().program(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -489,7 +497,8 @@ class _LazyBackend:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run the file as `python` would, with a default backend."""
+    """`banyan run`: run the user's file as `python` would. The default backend of its programs is the server or the
+    private runtime that `options` describes. Returns the exit status."""
     from banyan.backends.default import set_default_of_command
     from banyan.cli.batch import check_program_file
 
@@ -564,7 +573,7 @@ def _engine(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    """`banyan models` and `banyan kernels`."""
+    """Run `banyan models` or `banyan kernels`, whichever `options.name` says. Returns the exit status."""
     named = [options.places] if "places" in options else []
     return int(import_module(f"banyan.cli.{options.name}").show(*named))
 

@@ -1,5 +1,5 @@
-"""`banyan models`: lists the models that ship, those in the local hub cache, and the native families; or describes the
-models that are named."""
+"""`banyan models`: lists the models that ship with Banyan, those in the local Hugging Face cache, and the families that
+Banyan implements itself. If models are named, describes these models instead."""
 
 from __future__ import annotations
 

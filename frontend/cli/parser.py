@@ -50,8 +50,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"banyan: {message} (try: {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError if the value is not one of the choices of `action`. (The name of a command is a choice
-        too.)"""
+        """Check that `value` is one of the choices of `action`, for example the name of a command. ArgumentError: it is
+        not; the message suggests the most similar choice."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as e:

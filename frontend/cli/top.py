@@ -75,7 +75,8 @@ def view(before: Stats, now: Stats, title: str = "") -> RenderableType:
 
 
 def _good(server: Stats, what: str) -> str:
-    """The share of finished requests or programs that met the service levels."""
+    """The share of finished requests or programs that met the service levels, as text; "-" if none have finished. what:
+    "requests" or "programs"."""
     n = server[f"slo_{what}"]
     return f"{server[f'slo_good_{what}'] / n:.1%}" if n else "-"
 
@@ -86,7 +87,8 @@ def _number(value: float | str) -> Text:
 
 
 def _page_bar(cache: Stats) -> Text:
-    """A bar of all pages, by state. The last state gets the characters that rounding leaves."""
+    """Draw the pages of KV as a bar of BAR characters: pages in use, cached pages, free pages; then their numbers. Free
+    pages get the characters that rounding leaves."""
     bar, n_left = Text(), BAR
     for name, (_, style, character) in PAGES.items():
         n = n_left if name == "n_free" else min(n_left, round(BAR * cache[name] / max(1, cache["n_pages"])))

@@ -49,8 +49,12 @@ async def on_thread(work: Callable[[], None]) -> None:
 
 
 class UntilStopped:
-    """An `async with` block that is cancelled when `record` is stopped, and then raises the error that stopped it.
-    (It is a class because each waiting async program holds one; a generator of `asynccontextmanager` takes 0.8 KB.)"""
+    """An `async with` block for code that must not outlast the program of `record`. When the program is stopped, the
+    code is cancelled, and the block raises the error that stopped the program.
+
+    This is a class to save memory, because each waiting async program holds an instance: a generator with
+    `asynccontextmanager` would take 0.8 KB.
+    """
 
     __slots__ = ("_record", "_scope")
 

@@ -2,7 +2,8 @@
 
 A line is written when its item has finished, so the file tells which items are left to run. A process that is killed
 leaves at most one incomplete line, which the next process cuts off. So each finished item has one line in the end.
-Memory holds 4 bytes for each item up to the last one that had a line at the start, until the batch has passed it.
+To recognise finished items, the process keeps a digest of 4 bytes for each item up to the last one in the file, and
+frees the digests when the batch has passed that item.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ MAX_ERRORS = 100
 
 
 class BatchRecord(msgspec.Struct):
-    """A finished item of a batch. values: the state's variables. In values and ret_value, a pydantic model is an
-    object, and anything else that JSON does not have is text. An item whose results contain nan or inf fails."""
+    """The results of a finished item of a batch, as a JSON line of the checkpoint file. values: variable -> value.
+    ret_value: what the body returned.
+
+    A pydantic model is written as an object, and any other value that JSON cannot express as text. nan and inf are not
+    written: an item whose results contain them fails.
+    """
 
     index: Annotated[int, msgspec.Meta(ge=0)]
     item: Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]  # a digest of the program and the item's arguments
@@ -244,9 +249,9 @@ def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]
 
 
 def _check_objects(value: Any) -> None:
-    """Check that the text of a variable is a valid object; if not, raise BadOutput, or ForkError for a branch. Such an
-    item must not get a record, because an item with a record never runs again. If the body received the
-    error and finished nevertheless, nothing is raised."""
+    """Check that the text of a variable is a valid object of its gen's type. BadOutput: it is not; for a variable of
+    joined branches: ForkError. An item with an invalid object must get no record, because an item with a record never
+    runs again. Skips a value for which the body has already got the error: the body has dealt with it."""
     if isinstance(value, JoinedValues):
         value.each(_check_objects)
     elif not (isinstance(value, LazyValue) and value.was_refused):

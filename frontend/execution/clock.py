@@ -72,15 +72,18 @@ class Clock:
 
 
 class LateRecord(Protocol):
-    """The part of a ProgramRecord that the flusher calls."""
+    """The only method of a ProgramRecord that a Flusher uses: it sends the recorded ops."""
 
     def flush_late(self) -> None: ...
 
 
 class Flusher:
-    """A thread that calls `flush_late` of each added record after FLUSH_AFTER seconds, or up to twice as many if other
-    records wait already. All records that wait share one sleep, because an alarm for each record would be a tenth of
-    a program's cost. The flusher keeps no record alive. The first `add` starts the thread."""
+    """A thread that calls `flush_late` of each added record, FLUSH_AFTER to 2 * FLUSH_AFTER seconds after `add`. While
+    records wait, the thread sleeps FLUSH_AFTER seconds at a time. After each sleep, it flushes the records that were
+    added before the sleep. An alarm for each record instead would be a tenth of a program's cost.
+
+    The flusher has only weak references to the records. The first `add` starts the thread.
+    """
 
     def __init__(self) -> None:
         self._records: deque[weakref.ref[LateRecord]] = deque()
@@ -121,8 +124,8 @@ def clock() -> Clock:
 
 
 def flusher() -> Flusher:
-    """The flusher of this process. Its thread is not that of the clock, because a backend may run user code in
-    `submit`."""
+    """The flusher of this process. It has its own thread, not the clock's: a flush calls the backend's `submit`, which
+    may run user code, and this code would delay the functions that the clock has to call."""
     return _flusher
 
 

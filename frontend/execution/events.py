@@ -59,7 +59,7 @@ class Events(Feed[Event]):
     __slots__ = ("_get_error", "_lock", "_n_open")
 
     def __init__(self, error_flag: ErrorFlag) -> None:
-        """error_flag: see Feed."""
+        """error_flag: set when a reader receives the error of the run, which ends the events."""
         super().__init__(error_flag)
         self._lock = threading.Lock()
         self._n_open = 1  # unfinished gens, plus one for the body

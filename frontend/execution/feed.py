@@ -25,7 +25,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class ErrorFlag:
-    """Whether the user's code has received an error of the program. An error that it never receives is logged."""
+    """Whether the user's code has received the error of a program. If it never does, the error is logged."""
 
     __slots__ = ("is_seen",)
 

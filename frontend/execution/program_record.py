@@ -117,7 +117,8 @@ class ProgramRecord:
             return self.n_refs - n
 
     def new_marks(self, n: int = 1) -> int:
-        """Reserve `n` consecutive mark numbers and return the first of them."""
+        """Reserve `n` consecutive numbers for marks and return the first of them. A mark (wire.Mark) is a position in
+        a state's text, from which the text can be read later."""
         with self._lock:
             self._n_marks += n
             return self._n_marks - n
@@ -227,7 +228,8 @@ class ProgramRecord:
                 self._stop_callbacks.pop()()
 
     def close_at_end(self, feed: Feed[Any]) -> None:
-        """Close `feed` when the body ends, with the error that it raised."""
+        """Close `feed` when the body ends; now if it has ended. If the body raised an error, readers of the feed get
+        this error at the end."""
         feed.error_flag = self.error_flag
         self._close_at_end.append(feed)
         if self.ended.is_closed:
@@ -261,12 +263,13 @@ class ProgramRecord:
         return self.error is not None or all(future.done() for future in self.futures)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once all values are done. Only valid after the body has ended."""
+        """Call `callback` when all values of the program are known or have failed; at once if they are already, or if
+        the body raised. Must be called after the body has ended."""
         when_all_done([] if self.error is not None else self.futures, callback)
 
     def _report_lost_stream(self) -> None:
-        """Log a warning if the program streams, nobody reads the stream, and the program is stopped unfinished: the
-        caller should have kept the program's state and read it."""
+        """Log a warning if a streaming run was stopped only because its caller did not keep the state that `run`
+        returned. That is so if nobody read the state, no error stopped the run, and values are unfinished."""
         if not self.options.stream or self.has_reader or self.error is not None or self.failure is not None:
             return
         # The server may have learned already that the state was dropped.

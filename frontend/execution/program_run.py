@@ -99,9 +99,9 @@ class ProgramRun(Generic[P]):
 
 
 def with_state(error: E, state: StateBase) -> E:
-    """Set the attribute `state` of an error that a run raised to the run's state, and add a note of the calls so far.
-    Returns the error. The error of an inner run keeps the inner run's state. An error that refuses attributes, such as
-    a frozen dataclass, is not changed."""
+    """Add the state of a run to an error that the run raised: as its attribute `state`, and as a note that lists the
+    gens and selects of the run. Returns the error. An error that already has a state keeps it: an inner run raised it.
+    An error that refuses attributes, such as a frozen dataclass, is not changed."""
     if isinstance(error, Exception) and getattr(error, "state", None) is None:
         state._record.has_raised = True
         lines = calls(state._record)

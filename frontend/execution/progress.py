@@ -83,7 +83,7 @@ class Meter(progress.ProgressColumn):
 
 
 class Bar:
-    """The progress bar of a batch, which may call it from any thread."""
+    """The progress bar of a batch. Its methods may be called from any thread."""
 
     def __init__(self, meter: Meter, shown: progress.Progress, task: progress.TaskID, to: Console | None) -> None:
         """to: the file to which a line is written once a minute, if no bar is shown."""

@@ -63,8 +63,8 @@ class TokenBudget:
             self._check(record())
 
     def _check(self, last: LimitedRecord | None) -> None:
-        """Stop the runs if the budget is exceeded. last: the run that was added or spent tokens last; it is stopped
-        even if it has settled."""
+        """If the budget is exceeded, stop all runs whose body still runs or whose values are not all known. last: the
+        run that was just added or has just spent tokens; this run is stopped in any case."""
         if self._spent > self._budget:
             for record in list(self._records):
                 if record is last or not record.is_settled:
@@ -72,7 +72,9 @@ class TokenBudget:
 
 
 class BatchLimits:
-    """The limits that all runs of a batch share. timeout, deadline: seconds from now."""
+    """The limits that all runs of a batch share. timeout: the seconds from now after which unfinished runs are stopped.
+    budget: the most output tokens of all runs together. deadline: the seconds from now by which the batch should be
+    done; only the order of waiting gens depends on it. None: no such limit."""
 
     def __init__(self, timeout: float | None, budget: int | None, deadline: float | None = None) -> None:
         self.number = next(_batch_numbers)

@@ -26,7 +26,7 @@ class TimeSpan(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One message of a program. at: when it was sent. why: what caused the flush."""
+    """One message of a program. at: when it was sent, in seconds of time.monotonic(). why: what caused the flush."""
 
     at: float
     ops: Sequence[wire.Op]
@@ -58,7 +58,8 @@ class RunTrace:
 
     @contextmanager
     def span(self, kind: Literal["wait", "tool"], name: str, state: int = -1, line: str = "") -> Iterator[None]:
-        """A block whose duration and error are recorded as a TimeSpan."""
+        """Returns a `with` block that is recorded as a TimeSpan: its duration, the error that it raised, and the
+        arguments. state: the number of the branch; -1: none. line: the line of user code that waits."""
         start, error = time.monotonic(), ""
         try:
             yield

@@ -61,8 +61,9 @@ async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[s
 
 
 def _stream_of(value: Any, whole: bool) -> tuple[LazyValue | None, Feed[str] | Feed[wire.Delta] | None]:
-    """(the lazy value of `value`, the feed of its text). The feed is None if the value does not stream or its gen has
-    retries. Both are None if `value` is not lazy."""
+    """Returns (the lazy value behind `value`, the feed of its text). The feed is None if the value does not stream, or
+    if its gen has retries. Both are None if `value` is not lazy. whole: for a gen with tools, return the feed whose
+    text includes tool calls and results."""
     ref = value.ref if isinstance(value, ReasoningText) else value
     if not isinstance(ref, LazyValue):
         return None, None
@@ -90,7 +91,8 @@ async def known(value: Any) -> None:
 
 
 def partials(value: Any) -> Iterator[Any]:
-    """Yields the object of a value: while JSON streams, the object so far, at each change; then the final object."""
+    """Yields the object of a gen with a type. While the JSON streams, yields the object so far at each change. At the
+    end, yields the final object."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()
@@ -100,7 +102,8 @@ def partials(value: Any) -> Iterator[Any]:
 
 
 async def partials_async(value: Any) -> AsyncIterator[Any]:
-    """Like `partials`, for an event loop."""
+    """Like `partials`, for an event loop: yields the object of a gen with a type, so far at each change while the JSON
+    streams, then the final object."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()

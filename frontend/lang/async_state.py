@@ -77,45 +77,51 @@ class AsyncState(StateBase):
     get_var = __getitem__
 
     async def partials(self, name: str) -> AsyncIterator[Any]:
-        """Like `State.partials`, for `async for`."""
+        """Yields the growing object of a gen with a type, for `async for`. The last item is the final object. See
+        `State.partials`."""
         async for part in partials_async(await self._lookup_async(name)):
             yield part
 
     async def get_meta_info(self, name: str) -> Any:
-        """Like `State.get_meta_info`."""
+        """Wait for a variable, and return a dict that says how its text was generated: token counts, times and so on;
+        see `State.get_meta_info`. None for a variable that was not generated."""
         return meta_info(await self._known(name))
 
     async def tool_calls(self, name: str) -> list[ToolCall]:
-        """Like `State.tool_calls`."""
+        """Wait for a gen with tools, and return its tool calls in order, with their results. Also works for a gen that
+        failed."""
         return tool_calls(await self._known(name))  # type: ignore[no-any-return]
 
     async def dist(self, name: str) -> dict[str, float]:
-        """Like `State.dist`."""
+        """Wait for a select, and return the probability that the model gives to the text of each choice. See
+        `State.dist`."""
         return dist(await self._known(name))  # type: ignore[no-any-return]
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     async def text(self) -> str:
-        """Like `State.text`."""
+        """Wait until the body has ended and all values are known, and return the whole prompt, including role
+        markers."""
         await self._body_ended()
         ref = self._read(None)
         await known(ref)
         return ref.text()
 
     async def messages(self) -> list[dict[str, Any]]:
-        """Like `State.messages`."""
+        """Wait for all values, and return the finished turns as `{"role": ..., "content": ...}`. White space at the
+        start of a content is removed."""
         await self._all_known()
         return messages(self._transcript, self._record.backend.welcome.chat)
 
     async def sync(self) -> None:
-        """Like `State.sync`."""
+        """Wait until all gens of this state and of joined branches are done. Raises the first error."""
         await self._all_known()
         for value in self._joined:
             await known(value)
         self._check_values(self._lazy_values(), self._joined)
 
     async def error(self) -> BaseException | None:
-        """Like `State.error`."""
+        """Wait as `sync` does, and return the error that `sync` would raise, or None."""
         if self._record.error is not None:
             self._record.error_flag.is_seen = True
             return self._record.error
@@ -126,13 +132,15 @@ class AsyncState(StateBase):
         return None
 
     async def show(self, path: str | Path | None = None) -> Page:
-        """Like `State.show`, but does not wait: the page shows only values that are known by now."""
+        """Returns an HTML page about the run, as `State.show` does, but does not wait: the page shows only values that
+        are known by now. path: also write the page to this file."""
         import asyncio  # lazily: it takes longer to import than the rest of the package
 
         return await asyncio.to_thread(page, self._record, self._handle.number, path)
 
     def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
-        """Like `State.text_iter`, for `async for`."""
+        """Yields the text of a variable in pieces as it is generated, for `async for`. var_name None: the text of the
+        whole state. See `State.text_iter`."""
         return self.text_async_iter(var_name)
 
     async def _body_ended(self) -> None:
@@ -153,7 +161,8 @@ class AsyncState(StateBase):
     # ---- branching ---------------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, position_ids_offset: Any = None) -> AsyncBranches:
-        """Like `State.fork`."""
+        """Create `size` branches, which start with this state's text, open turn and variables. They share its KV. Does
+        not wait. position_ids_offset is ignored, with a warning, as in SGLang."""
         return AsyncBranches(self._forked(size, position_ids_offset), self)
 
     async def beam(
@@ -165,7 +174,8 @@ class AsyncState(StateBase):
         width: int | None = None,
         key: Callable[[AsyncState], Any] | None = None,
     ) -> AsyncBranches:
-        """Like `State.beam`; `key` may be an `async def`."""
+        """Beam search. Returns the best `k` branches after `depth` steps, the best first. The arguments are those of
+        `State.beam`, except that `key` may be an `async def`."""
         width = branch_choice.checked_width(k, depth, width)
         states = [self]
         for _ in range(depth):
@@ -180,12 +190,13 @@ class AsyncBranches(Group[AsyncState]):
     __slots__ = ()
 
     async def as_completed(self) -> AsyncIterator[AsyncState]:
-        """Like `Branches.as_completed`, for `async for`."""
+        """Yields each branch when it has finished or failed, for `async for`. Drops no branch."""
         async for i in branch_choice.finishing(self._states):
             yield self._states[i]
 
     async def best(self, key: Callable[[AsyncState], Any | Awaitable[Any]], on_error: OnError = "raise") -> AsyncState:
-        """Like `Branches.best`. If `key` is an `async def`, all branches are scored concurrently."""
+        """Wait for all branches, and return the one with the greatest `key(branch)`. The others are dropped. If `key`
+        is an `async def`, branches are scored concurrently. on_error: as for `Branches.best`."""
         return (await self._top(1, key, on_error))[0]
 
     @overload
@@ -193,12 +204,14 @@ class AsyncBranches(Group[AsyncState]):
     @overload
     async def first(self, k: int) -> list[AsyncState]: ...
     async def first(self, k: int | None = None) -> AsyncState | list[AsyncState]:
-        """Like `Branches.first`."""
+        """Wait for the branch that finishes first, or for the first `k` in the order in which they finish. The others
+        are dropped. See `Branches.first` for branches that fail."""
         winners = (await self._decide(branch_choice.Race(self._states, 1 if k is None else k))).winners()
         return winners[0] if k is None else winners
 
     async def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> AsyncState:
-        """Like `Branches.vote`."""
+        """Returns the first branch whose variable `name` has the most frequent value. Waits only until the winner is
+        certain. The others are dropped. key, on_error: as for `Branches.vote`."""
         return (await self._decide(branch_choice.Ballot(self._states, name, key, on_error))).winner()
 
     async def _decide(self, choice: C) -> C:

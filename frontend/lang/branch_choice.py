@@ -22,7 +22,8 @@ Step: TypeAlias = Expression | Callable[[Any], Expression]
 
 
 def finishing(states: Sequence[StateBase]) -> Feed[int]:
-    """Returns a feed that gets the index of each branch when the branch has finished or failed, and then closes."""
+    """Returns a feed of the indices of `states`. The feed gets an index when the branch has finished or failed, and
+    closes when it has all indices."""
     feed = Feed[int]()
     with suppress(BanyanError):  # if the program could not be sent, its values have failed: all branches have finished
         states[0]._record.flush()
@@ -39,9 +40,9 @@ def finishing(states: Sequence[StateBase]) -> Feed[int]:
 
 
 def _failure(state: StateBase) -> BanyanError | None:
-    """The error of a finished branch, or None. If the branch was forked itself, the errors of its own branches count
-    only if they were joined (as in `sync`): other branches may have been dropped as losers of a race. Errors from
-    before the fork do not count."""
+    """Returns the error of a finished branch, or None. Errors from before the fork do not count. If the branch was
+    itself forked, an error in one of its sub-branches counts only if this sub-branch was joined: others may have been
+    dropped because they lost a race."""
     own = [item for item in state._transcript.own.items if isinstance(item, LazyValue)]
     try:
         state._check_values(own, state._own_joined)

@@ -30,7 +30,8 @@ this method does not favour texts that are common anyway."""
 
 @dataclass
 class ChoicesDecision:
-    """The result of a user's own method. decision: the choice. meta_info: added to the meta info of the select."""
+    """What a user's ChoicesSamplingMethod returns for a select. decision: one of the choices. meta_info: entries to add
+    to the meta info of the select."""
 
     decision: str
     meta_info: dict[str, Any] | None = None

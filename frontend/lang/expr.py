@@ -130,8 +130,9 @@ class Seq(_Node, frozen=True):
 
 
 class Appended(_Node, frozen=True):
-    """Appends nothing. A call that has already appended its text returns this, so `s += s.user("x")` adds one turn.
-    Python makes the call before `+=` appends anything, so `leaves` refuses text in front of the call."""
+    """An expression that appends nothing. `s.user("x")` appends its turn at once and returns this expression, so that
+    `s += s.user("x")` adds the turn once. `leaves` refuses `s += "a" + s.user("x")`: Python would run the call first,
+    and "a" would come after the turn."""
 
 
 APPENDED = Appended()
@@ -380,17 +381,17 @@ def role(name: str, expr: Expression = NOTHING) -> Seq:
 
 
 def system(expr: Expression = NOTHING) -> Seq:
-    """A turn of the system."""
+    """Returns a turn of the system that contains `expr`; without `expr`, an empty turn."""
     return role("system", expr)
 
 
 def user(expr: Expression = NOTHING) -> Seq:
-    """A turn of the user."""
+    """Returns a turn of the user that contains `expr`; without `expr`, an empty turn."""
     return role("user", expr)
 
 
 def assistant(expr: Expression = NOTHING) -> Seq:
-    """A turn of the assistant."""
+    """Returns a turn of the assistant that contains `expr`; without `expr`, an empty turn."""
     return role("assistant", expr)
 
 

@@ -49,7 +49,7 @@ def check_unicode(text: str) -> None:
 
 
 class Embedder:
-    """Embeds expressions in strings and extracts them again."""
+    """Writes expressions into strings, in encoded form between two marks, and reads them from such strings."""
 
     def __init__(self, kinds: Any) -> None:
         """kinds: the union of the classes whose instances can be encoded."""
@@ -108,13 +108,15 @@ def holds_expression(text: str) -> bool:
 
 
 def shown(value: object, length: int | None = None) -> str:
-    """The repr of `value`, up to `length` characters, for an error message. The random number of the marks is left
-    out, because users append error messages to prompts."""
+    """Return the repr of `value` for an error message, cut to `length` characters (None: not cut). Removes the random
+    number by which this process recognises embedded expressions: users append error messages to prompts, and a prompt
+    that contains the number is refused."""
     return repr(value).replace(MARK, "").replace(_TOKEN, "")[:length]
 
 
 def check_option(name: str, text: str) -> None:
-    """BadProgram: the text of the option `name` contains an expression. Only prompts can contain expressions."""
+    """Check that `text`, the value of the option `name`, contains no embedded expression. BadProgram: it contains an
+    expression, which only prompts can."""
     refuse(text, f"{name} takes plain text, but this contains an expression; s['x'] is the text of a gen")
 
 

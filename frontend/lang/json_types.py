@@ -64,14 +64,16 @@ def json_type(kind: Any) -> JsonType:
 
 
 class _Parts(NamedTuple):
-    """All classes inside a type, and all metadata of `Annotated`."""
+    """The classes that occur in a type (itself, its fields, its type arguments and so on), and the metadata of each
+    `Annotated` in it."""
 
     classes: list[type]
     metadata: list[Any]
 
 
 def _parts(*kinds: Any) -> _Parts:
-    """Collect the parts of a type. TypeError: a class's type hints cannot be read, or a union would crash msgspec."""
+    """Collect the classes and the metadata that occur in the types `kinds`, at any depth. TypeError: the type hints of
+    a class cannot be read, or a union would crash msgspec."""
     parts, todo, seen = _Parts([], []), list(kinds), dict[int, Any]()
     unions, values = list[Any](), dict[Any, list[Any]]()  # values: TypeVar of a generic class -> its arguments
     while todo:
@@ -132,7 +134,9 @@ def _check_union(union: Any, values: dict[Any, list[Any]]) -> None:
 
 
 def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
-    """The types of a class's fields. Adds to `metadata` the metadata that a pydantic model stores apart."""
+    """Returns the types of the fields of a class; () for a class without declared fields. A pydantic model keeps the
+    metadata of a field separate from its type: this metadata is added to `metadata`. TypeError: the type hints cannot
+    be read."""
     if isinstance(fields := getattr(cls, "__pydantic_fields__", None), dict):
         for field in fields.values():
             metadata.extend(field.metadata)
@@ -174,7 +178,8 @@ def _asks_pydantic(parts: _Parts) -> bool:
 
 
 def _check_msgspec(parts: _Parts) -> None:
-    """TypeError: msgspec would misread a value of the types."""
+    """Check that msgspec reads the types correctly. TypeError: a class has a field with init=False, which msgspec would
+    read from the text, or a type has a `multiple_of` that a float cannot represent exactly."""
     for cls in parts.classes:
         fields = (*getattr(cls, "__dataclass_fields__", {}).values(), *getattr(cls, "__attrs_attrs__", ()))
         if name := next((field.name for field in fields if not field.init), None):
@@ -197,7 +202,8 @@ _BOUNDS = (*_SIZES, "pattern", "tz")
 
 
 def _msgspec_parts(parts: _Parts) -> list[Any]:
-    """The entries of `parts` that pydantic ignores or does not know: bounds of msgspec.Meta, and Structs."""
+    """The entries of `parts` that only msgspec enforces: Structs, which pydantic does not know, and msgspec.Meta with
+    bounds, which pydantic ignores."""
     return [one for one in parts.classes if hasattr(one, "__struct_fields__")] + [
         one for one in parts.metadata if isinstance(one, msgspec.Meta) and _has_bound(one, _BOUNDS)
     ]
@@ -293,7 +299,8 @@ def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str])
 
 
 def _place_in_union(info: Any) -> int:
-    """The sort key of a type in a union: msgspec keeps the types' order, but writes Structs later, and None last."""
+    """The key by which the types of a union are sorted into the order of msgspec's schema: other types first, Structs
+    after them, None last. `info` describes the type. Types with equal keys keep their order."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     is_struct = isinstance(info, inspect.StructType) and not info.array_like
@@ -317,8 +324,10 @@ _VALUES = ("const", "enum")
 
 
 def tightened(schema: Any) -> Any:
-    """A stricter copy of a library's schema. Additional properties and items are forbidden where the schema does not
-    mention them. The library's own string formats become patterns. Annotations are dropped.
+    """Returns a stricter copy of a JSON schema that msgspec or pydantic made for a type. An object may have only the
+    properties, and a tuple only the items, that the schema names, unless the schema allows others explicitly. String
+    formats that JSON Schema lacks or defines differently, such as "decimal", become patterns. Defaults and examples
+    are dropped.
 
     `uniqueItems` is dropped, because it cannot be enforced while the text is generated; when the text is parsed, a set
     drops duplicates. Formats that the server does not enforce are dropped: they are checked when the text is parsed.
@@ -350,8 +359,9 @@ def tightened(schema: Any) -> Any:
 
 
 def _as_decoded(pattern: str) -> str:
-    r"""Rewrite a pattern so that the masks allow no text that the decoders refuse. In a JSON schema, \d and \w match
-    only ASCII. In the decoders \d and \w also match other characters, so \D and \W match fewer."""
+    r"""Rewrite a pattern so that all text that is generated under it also passes when it is parsed. While the text is
+    generated, \d and \w match only ASCII characters. When it is parsed, they match other digits and letters too. So \D
+    and \W, and \d and \w after [^, are replaced by classes of the characters that match in both cases."""
     return text_forms.with_classes(pattern, _COMPLEMENTS)
 
 

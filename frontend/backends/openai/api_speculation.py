@@ -42,7 +42,8 @@ class _GeneratedAhead(NamedTuple):
 
 
 class ApiSpeculation:
-    """The generated text that is kept for the states of one program."""
+    """Answers several gens of one program with one request to an API. Keeps, for each state, the text that the model
+    generated beyond a gen; later gens of the state take their values from this text."""
 
     def __init__(self, n_tokens: int, kind: Kind, extensions: Collection[str]) -> None:
         self._n_tokens, self._kind, self._extensions = n_tokens, kind, extensions
@@ -50,7 +51,9 @@ class ApiSpeculation:
         self._generated: dict[int, _GeneratedAhead] = {}  # by state
 
     def takes(self, job: Job) -> bool:
-        """Whether `job` is a gen that can take its value from kept text, or can request more text than it needs."""
+        """Whether `job` may use kept text. It must be a gen with stop strings or, on a chat API, a gen in a turn that
+        already has text. Gens with tools, retries, reasoning, n > 1, log-probabilities, a constraint, stop_regex or
+        stop_token_ids never use kept text."""
         op = job.op
         if not isinstance(op, wire.Gen) or op.tools is not None or op.reasoning is not None or op.retries:
             return False
@@ -59,8 +62,11 @@ class ApiSpeculation:
         return bool(op.sampling.stop) or (self._kind == "chat" and bool(self._split(job)[1].strip()))
 
     def find(self, job: Job) -> GenOutcome | None:
-        """The answer to `job` from kept text; None: it needs a request. BadOutput: the API cannot continue a turn, and
-        the turn that it generated differs from what the program writes."""
+        """Returns the answer to `job` from kept text; None if the job needs a request.
+
+        BadOutput: the kept text does not fit, and no request can help, because this chat API cannot continue a turn.
+        The text differs from what the program appended, or was generated with other options than those of `job`.
+        """
         assert isinstance(job.op, wire.Gen)
         context, begun = self._split(job)
         ahead = self._generated.get(job.state)
@@ -77,7 +83,13 @@ class ApiSpeculation:
         return None
 
     async def ask(self, job: Job, max_tokens_as: str, create: Callable[[dict[str, Any]], Awaitable[Any]]) -> GenOutcome:
-        """Request the answer, and keep the text after it for the gens that follow."""
+        """Request more text than `job` needs. Returns the answer to `job`, and keeps the text after the answer for the
+        gens that follow.
+
+        create: sends a request to the API. max_tokens_as: the name of max_tokens in a chat request. BadOutput: the chat
+        API cannot continue a turn, and after N_TRIES requests, its turn still does not begin with the text that the
+        program appended.
+        """
         op = job.op
         assert isinstance(op, wire.Gen)
         context, begun = self._split(job)
@@ -111,8 +123,12 @@ class ApiSpeculation:
         return messages, begun or ""
 
     def _cut(self, job: Job, rest: str, is_complete: bool, is_requested: bool = False) -> GenOutcome | None:
-        """The start of `rest`, up to the first stop string of the gen, as the gen's outcome. None: a limit cut `rest`
-        off before a stop string, so that the gen needs a request."""
+        """Returns the start of `rest`, up to the first stop string of the gen, as the outcome of the gen. Returns None
+        if the gen needs a request of its own: `rest` contains no stop string, and a limit cut it off.
+
+        is_complete: the model ended `rest`; no limit did. is_requested: the gen has made its request, so the result is
+        never None. Nor is it None for a chat API that cannot continue a turn.
+        """
         assert isinstance(job.op, wire.Gen)
         text, stop = _up_to(job.op.sampling.stop if self._kind == "chat" else job.stops, rest)
         reason: wire.FinishReason = "stop" if stop or is_complete else "length"
@@ -122,7 +138,8 @@ class ApiSpeculation:
 
 
 def _shared(sampling: wire.Sampling) -> wire.Sampling:
-    """The options that must be equal in two gens that one request answers."""
+    """Returns `sampling` without stop, max_tokens and seed. One request can answer two gens only if the results for
+    both gens are equal."""
     return replace(sampling, stop=(), max_tokens=0, seed=None)
 
 
@@ -133,8 +150,12 @@ def _up_to(stops: Sequence[str], text: str) -> tuple[str, str]:
 
 
 def _mismatch(text: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
-    """An error message: where the model's turn differs from what the program writes; "" if they match. parts: what the
-    program writes; each gen stands for some text. why: another reason for which the turn cannot be used."""
+    """Compare `text`, the turn that the model generated, with what the program writes. Returns an error message that
+    says where they differ; "" if they match.
+
+    parts: what the program writes: texts, and gens, each of which stands for the text up to its stop string. why: a
+    reason why the turn cannot be used even if they match; "": none.
+    """
     rest = text
     for part in parts:
         if isinstance(part, str):

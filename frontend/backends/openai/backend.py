@@ -149,7 +149,8 @@ class OpenAI:
         return _ApiProgram(self, name)
 
     def ask(self, what: Question) -> Any:
-        """The model, its address and the tokens so far. Unsupported: "flush"."""
+        """Returns a dict with the model, its address, and the numbers of requests and tokens so far, whatever is asked.
+        Unsupported: `what` is "flush", because a client cannot empty the server's cache."""
         if what == "flush":
             raise Unsupported("flush: a client cannot empty the cache behind an API")
         usage = self.token_usage
@@ -298,10 +299,11 @@ def _deliver(job: Job, outcome: GenOutcome) -> GenOutcome:
 
 
 def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> OpenAI:
-    """A backend for the first model of a server, with all extensions but "prefix". Warns about features that will not
-    work there.
+    """An OpenAI backend for the first model that the server at `base_url` lists. Assumes that the server supports all
+    `extensions` of OpenAI (top_k and so on) except "prefix". Issues a warning that lists the features of programs that
+    will not work on this server.
 
-    ConnectFailed: no answer within `timeout` seconds. ModelNotFound: the server has no model.
+    ConnectFailed: the server does not list its models within `timeout` seconds. ModelNotFound: it lists none.
     """
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"  # the package needs one
     make = _client_factory(False, (), {"base_url": base_url, "api_key": key, "timeout": timeout, "max_retries": 0})
@@ -310,7 +312,8 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
     import openai
 
     async def look() -> tuple[Any, bool]:
-        """The server's models, and whether it has the chat API: any status but 404 and 405 for an empty request."""
+        """Returns (the models of the server, whether the server has the chat API). To find out, sends the chat API an
+        empty request: the API is missing if the status is 404 or 405, and present with any other status."""
         async with make() as client, asyncio.timeout(timeout):
             models = (await client.models.list()).data
             try:
@@ -418,7 +421,8 @@ class _ApiLoop:
 
 
 def _leave_to_parent() -> None:
-    """Start without a loop in a forked child, which has neither the loop's thread nor the thread that held the lock."""
+    """Called in a forked child, which has none of the parent's threads. Forget the parent's event loop, and make a new
+    lock, because a thread of the parent may have held the old one."""
     global _lock
     _ApiLoop.current, _lock = None, threading.RLock()
     _of_parent.extend(_connections)

@@ -63,8 +63,9 @@ limits: ContextVar[AnswerLimits] = ContextVar("limits", default=AnswerLimits()) 
 
 
 def http_client() -> Any:
-    """An HTTP client for `openai.AsyncOpenAI` that enforces `limits`. It asks for responses without compression,
-    because a few compressed bytes could become many."""
+    """Returns an HTTP client for `openai.AsyncOpenAI` that refuses responses beyond the AnswerLimits in the context
+    variable `limits`. The client asks for uncompressed responses and refuses others, because a few compressed bytes
+    could become many."""
     import openai
 
     kind = openai.DefaultAsyncHttpxClient
@@ -72,7 +73,8 @@ def http_client() -> Any:
     stream_type = sys.modules[package].AsyncByteStream  # in httpx or httpx2, by the version of `openai`
 
     class BoundedStream(stream_type):  # type: ignore[misc, valid-type]
-        """The body of a response, whose bytes are counted."""
+        """The body of a response. Counts the bytes as they arrive. If the body exceeds the limits of its request,
+        reading it raises openai.OpenAIError."""
 
         def __init__(self, stream: Any, has_lines: bool) -> None:
             self._stream, self._has_lines = stream, has_lines
@@ -108,7 +110,8 @@ def http_client() -> Any:
 @cache
 def _ssl_context(package: str, *_: str | None) -> Any:
     """The TLS context that the openai package would create for each client. It is cached, because reading the
-    certificates takes 26 ms. The other arguments are the environment variables that name the certificates."""
+    certificates takes 26 ms. The other arguments are only keys of the cache: the values of the environment variables
+    that name the certificates."""
     return sys.modules[package].create_ssl_context()
 
 

@@ -80,8 +80,12 @@ def refuse(what: str, kind: Kind) -> NoReturn:
 
 
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:
-    """The arguments of the API's `create` for a gen, except the model's name. The caller has checked its `features`.
-    Unsupported: the API cannot express a turn or a limit of this gen."""
+    """Returns the arguments of the API's `create` for a gen, except the model's name. The caller must have checked that
+    the API has the `features` of the job.
+
+    extensions: the options beyond OpenAI's that the server has. max_tokens_as: the name of max_tokens in a chat
+    request. Unsupported: the API cannot express a turn or a limit of this gen.
+    """
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
     request = joined(prompt(job, kind, extensions), options(sampling))
@@ -138,7 +142,9 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
 
 
 def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    """The arguments that hold the prompt. Unsupported: the API has no form for a piece of the prompt."""
+    """Returns the arguments of the API's `create` that hold the prompt of `job`: "messages" for a chat API, else
+    "prompt". extensions: the options beyond OpenAI's that the server has. Unsupported: the API has no form for a piece
+    of the prompt."""
     if kind == "completion":
         if job.op.chat_template_kwargs:
             refuse("chat_template_kwargs", kind)
@@ -158,7 +164,8 @@ def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
 
 
 def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The union of two sets of arguments, and of their extra_body, which holds the fields that are not OpenAI's."""
+    """Merge two sets of arguments of the API's `create`. Their "extra_body" dicts, which hold the options that OpenAI
+    does not have, are merged too. If both have an argument, `other` wins."""
     both = one | other
     if "extra_body" in both:
         both["extra_body"] = one.get("extra_body", {}) | other.get("extra_body", {})
@@ -195,7 +202,7 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _content(content: Sequence[str | wire.Image]) -> Any:
-    """A string; with images, a list of parts."""
+    """Returns the content of a message in the API's form: a string, or a list of parts if there are images."""
     if all(isinstance(part, str) for part in content):
         return "".join(map(str, content))
     return [
@@ -216,7 +223,8 @@ def _called(before: str, piece: CallTurn) -> dict[str, Any]:
 
 
 def options(sampling: wire.Sampling) -> dict[str, Any]:
-    """The sampling arguments, except max_tokens."""
+    """Returns the sampling options that differ from their defaults, as arguments of the API's `create`. Options that
+    OpenAI does not have are in "extra_body". The caller adds max_tokens, log-probabilities and constraints."""
     found: dict[str, Any] = {}
     for name in changed(sampling):
         value = getattr(sampling, name)

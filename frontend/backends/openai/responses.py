@@ -78,7 +78,8 @@ class _PartialCall:
     arguments: str = ""
 
     def is_another(self, part: Any) -> bool:
-        """Whether a fragment begins another call: it has a name and another id or, without ids, another name after
+        """Whether the fragment `part` begins another tool call. Only a fragment with a name can. If both this call and
+        the fragment have an id, the ids must differ. Otherwise the names must differ, and this call must already have
         arguments."""
         name = part.function.name if part.function is not None else None
         if not name:
@@ -135,7 +136,8 @@ class _Choice:
         return reasoning, text
 
     def _call(self, part: Any, index: int | None) -> _PartialCall:
-        """The call to which a fragment belongs. index: from the server; it may be missing, or 0 for each call."""
+        """Returns the tool call to which the fragment `part` belongs: a new call if the fragment begins one. index: the
+        number that the server gave to the call. Some servers give none (None), or 0 to all calls."""
         known = self._open.get(index) if index is not None else self.calls[-1] if self.calls else None
         if known is None or known.is_another(part):
             self.calls.append(known := _PartialCall())
@@ -238,8 +240,8 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
 
 
 def _logprobs_behind(choice: Any, start: int) -> list[float]:
-    """The log-probabilities of the tokens that end after character `start`. A token without one, such as the first of a
-    text, counts as 0. []: the response has no log-probabilities."""
+    """Returns the log-probabilities of the tokens that end after character `start`; [] if the response has no
+    log-probabilities. If a token has no log-probability, such as the first token of a text, the value is 0."""
     found = choice.logprobs
     if found is None or not (found.tokens and found.token_logprobs and found.text_offset):
         return []

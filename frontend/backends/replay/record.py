@@ -157,7 +157,8 @@ class _Question:
         self.deltas: list[wire.Delta] = []
 
     def stream(self, number: int) -> dict[str, tuple[str, ...]]:
-        """The streamed text of round `number`, as fields of a TapeEntry."""
+        """Returns the pieces in which the output of round `number` was streamed, as the fields of a TapeEntry: "pieces"
+        (text) and "thoughts" (reasoning)."""
         deltas = [delta for delta in self.deltas if delta.round == number]
         return {
             "pieces": tuple(delta.text for delta in deltas if not delta.is_thought),
@@ -244,8 +245,9 @@ class _RecordedProgram(LocalReader, ProgramObserver):
         return _RecordedAttempt(self, generation, done)
 
     def begin(self, attempt: _RecordedAttempt) -> None:
-        """Make the TapeEntry of an attempt (a gen or select, a retry, or a turn with tools), which is written with the
-        answer. The executor calls this when it starts the attempt, because then its prompt is known."""
+        """Create the TapeEntry of an attempt: of a gen or select, a retry, or a turn with tools. The entry is written
+        later, when the answer is known. The executor calls this when it starts the attempt; from then on the prompt of
+        the attempt is known."""
         op, question = attempt.op, self._questions[attempt.op.ref]
         with self._lock:
             digest, after, parts = Digest(), "", list[Text]()
@@ -294,7 +296,8 @@ class _RecordedProgram(LocalReader, ProgramObserver):
             attempt.finish(GenOutcome((sample,), scores=called.scores, calls=called.calls))
 
     def _put_round(self, question: _Question, called: wire.Called) -> None:
-        """Write the entry of a round that is not the last one of its gen."""
+        """Write the entry of one round of a gen, after which the gen goes on: the output called tools, or the client
+        refused it and the model tries again. called: the output."""
         if question.entry is not None:
             sample, stream = wire.Sample(called.text, called.finish_reason), question.stream(called.round)
             self._put(replace(question.entry, samples=(sample,), usage=called.usage, calls=called.calls, **stream))

@@ -112,7 +112,7 @@ class Digest:
         return digest.hexdigest()
 
     def key(self, asked: Asked) -> str:
-        """The digest of a question: this prompt followed by the options `asked`."""
+        """The digest of a question, as hex digits. The question is this prompt and the options of a gen or select."""
         hashed = self._hash.copy()
         hashed.update(
             b"\0asked " + msgspec.json.encode(msgspec.to_builtins(asked, str_keys=True), order="deterministic")

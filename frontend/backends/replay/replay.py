@@ -62,7 +62,8 @@ class Replay:
         return LocalProgram(self, name)
 
     def ask(self, what: Question) -> Any:
-        """Answer any question with the model's name and the counts of entries."""
+        """Returns a dict with the model's name, the number of entries, and the number of entries that have not answered
+        yet. The answer is the same for each `what`."""
         return {"model": self.welcome.model, "n_entries": len(self._entries), "n_unused": len(self.unused)}
 
     def start(self, job: Job) -> None:
