@@ -92,7 +92,7 @@ def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
 
 def _named(backend: Backend) -> Backend:
     """Returns `backend`, which the caller gave to a run or a `using` block. While `bn.compile` records a body, returns
-    its recorder instead, so that no model runs. BadProgram: `backend` is not a backend."""
+    the recorder of `bn.compile` instead, so that no model runs. BadProgram: `backend` is not a backend."""
     current = CURRENT.get()
     if current is not None and _is_recorder(current) and not _is_recorder(backend):
         return current

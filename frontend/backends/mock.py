@@ -192,8 +192,8 @@ def _call(now: float, seconds: float, action: Callable[[], None]) -> Alarm | Non
 
 
 def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:
-    """The answer, cut before the first stop string or after the first match of a pattern. Raises an answer that is an
-    error."""
+    """Returns the answer, cut before the first stop string or after the first match of a pattern. If the answer is an
+    exception, raises it."""
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, wire.Sample):

@@ -127,8 +127,9 @@ def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[
 
 
 class Items:
-    """The rows of a file as arguments of the program. Each loop over them reads the file again. A value is converted if
-    its parameter is annotated as int, float, bool or None, because a file such as CSV holds only text.
+    """The rows of a file as arguments of the program. Each loop over them reads the file again. A file such as CSV
+    holds only text, so a value is converted if its parameter is annotated as int, float, bool, or a union of these and
+    None.
 
     ConfigError: a row does not fit. The constructor reads all rows once, so this error comes before any program runs.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class AsyncBatch:
     """What `run_batch_async` returns. It can be used once: either `await` it for the list of all states, in the order
-    of the items, or iterate with `async for`, which yields each state when it has finished."""
+    of the items, or iterate over the states with `async for` while other items still run."""
 
     def __init__(self, plan: BatchPlan, on_error: OnError, ordered: bool) -> None:
         self._plan, self._on_error, self._ordered = plan, on_error, ordered

@@ -120,8 +120,8 @@ class BatchRun:
                 yield i, state
 
     def _time_out(self) -> None:
-        """End all runs that are unfinished or not started, with DeadlineExceeded. The limits of each run stop only its
-        gens; a body that is busy with other code would keep the batch waiting."""
+        """End all runs that are unfinished or not started, with DeadlineExceeded. Each run also has a timeout of its
+        own, but this timeout stops only gens: the batch would wait for a body that is busy with other code."""
         error = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
         with self._lock:
             unstarted, self._is_stopped = list(self._indices), True

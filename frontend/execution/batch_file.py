@@ -44,8 +44,8 @@ class BatchRecord(msgspec.Struct):
     """The results of a finished item of a batch, as a JSON line of the checkpoint file. values: variable -> value.
     ret_value: what the body returned.
 
-    A pydantic model is written as an object, and any other value that JSON cannot express as text. nan and inf are not
-    written: an item whose results contain them fails.
+    A pydantic model is written as an object. Any other value that JSON does not have is written as its text, except nan
+    and inf: an item whose results contain them fails.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]
@@ -120,7 +120,7 @@ class BatchFile(Sequence[BatchRecord]):
         return True
 
     def check_number(self, n: int) -> None:
-        """Check that there are no records of items beyond the first `n`. ConfigError: there are."""
+        """Check that all records belong to the first `n` items. ConfigError: there is a record of a later item."""
         if len(self._digests) > n:
             raise ConfigError(
                 f"{self.path} has a record of item {len(self._digests) - 1}, but there are {n} items; "
@@ -159,7 +159,7 @@ class BatchFile(Sequence[BatchRecord]):
 
     @cached_property
     def _places(self) -> array[int]:
-        """Where each item's record starts in the file, plus 1; 0: the item has none."""
+        """For each item, the position of its record in the file, in bytes, plus 1; 0: the item has no record."""
         places, end = array("I" if self._end < 1 << 32 else "Q"), 1
         with open(self.path, "rb") as lines:
             for line in lines:

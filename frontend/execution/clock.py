@@ -72,7 +72,7 @@ class Clock:
 
 
 class LateRecord(Protocol):
-    """The only method of a ProgramRecord that a Flusher uses: it sends the recorded ops."""
+    """What a Flusher needs of a ProgramRecord: `flush_late`, which sends the recorded ops."""
 
     def flush_late(self) -> None: ...
 

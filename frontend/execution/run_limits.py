@@ -127,7 +127,8 @@ def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = N
 
 
 def _durable_name(durable: bool | str, in_batch: bool) -> str:
-    """The name under which a restarted server finds the run again; "" if the run is not durable."""
+    """Returns the name under which a restarted server finds the run again; "" if the run is not durable. BadProgram:
+    `durable` is a name, which all runs of the batch would share."""
     if isinstance(durable, str) and in_batch:
         raise BadProgram(f"durable is {durable!r}, but each run of a batch needs a name of its own; use durable=True")
     return secrets.token_hex(16) if durable is True else durable or ""

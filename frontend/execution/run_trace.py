@@ -58,8 +58,8 @@ class RunTrace:
 
     @contextmanager
     def span(self, kind: Literal["wait", "tool"], name: str, state: int = -1, line: str = "") -> Iterator[None]:
-        """Returns a `with` block that is recorded as a TimeSpan: its duration, the error that it raised, and the
-        arguments. state: the number of the branch; -1: none. line: the line of user code that waits."""
+        """A context manager that records its block as a TimeSpan: the duration, the error that the block raised, and
+        the arguments. state: the number of the branch; -1: none. line: the line of user code that waits."""
         start, error = time.monotonic(), ""
         try:
             yield

@@ -24,8 +24,8 @@ def stream(program: Program, *args: Any, **kwargs: Any) -> Stream:
                 ...
 
     The end of the block stops the program if it still runs. Without a block, the program stops when the Stream is
-    garbage-collected. The body of an `async def` runs as a task of the running event loop. BadProgram: no event loop
-    runs.
+    garbage-collected. The body of an `async def` runs as a task of the running event loop. BadProgram: the
+    program is an `async def`, and no event loop runs.
     """
     run = program.prepare(args, kwargs)
     run.record.events = Events(run.record.error_flag)

@@ -102,8 +102,8 @@ def partials(value: Any) -> Iterator[Any]:
 
 
 async def partials_async(value: Any) -> AsyncIterator[Any]:
-    """Like `partials`, for an event loop: yields the object of a gen with a type, so far at each change while the JSON
-    streams, then the final object."""
+    """Like `partials`, for an event loop. Yields the object of a gen with a type: while the JSON streams, the object so
+    far at each change; at the end, the final object."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()

@@ -1,5 +1,5 @@
 """Chooses among the branches of a fork, and drops the others. A branch is considered once all its gens have finished.
-Branches and AsyncBranches do the waiting; nothing here waits."""
+The callers, Branches and AsyncBranches, wait for the branches; the functions of this module never wait."""
 
 from __future__ import annotations
 

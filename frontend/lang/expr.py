@@ -396,32 +396,32 @@ def assistant(expr: Expression = NOTHING) -> Seq:
 
 
 def system_begin() -> RoleBegin:
-    """Begins a turn of the system."""
+    """Returns an expression that begins a turn of the system; `system_end()` ends the turn."""
     return RoleBegin("system")
 
 
 def system_end() -> RoleEnd:
-    """Ends a turn of the system."""
+    """Returns an expression that ends a turn of the system."""
     return RoleEnd("system")
 
 
 def user_begin() -> RoleBegin:
-    """Begins a turn of the user."""
+    """Returns an expression that begins a turn of the user; `user_end()` ends the turn."""
     return RoleBegin("user")
 
 
 def user_end() -> RoleEnd:
-    """Ends a turn of the user."""
+    """Returns an expression that ends a turn of the user."""
     return RoleEnd("user")
 
 
 def assistant_begin() -> RoleBegin:
-    """Begins a turn of the assistant."""
+    """Returns an expression that begins a turn of the assistant; `assistant_end()` ends the turn."""
     return RoleBegin("assistant")
 
 
 def assistant_end() -> RoleEnd:
-    """Ends a turn of the assistant."""
+    """Returns an expression that ends a turn of the assistant."""
     return RoleEnd("assistant")
 
 

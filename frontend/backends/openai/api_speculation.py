@@ -126,8 +126,8 @@ class ApiSpeculation:
         """Returns the start of `rest`, up to the first stop string of the gen, as the outcome of the gen. Returns None
         if the gen needs a request of its own: `rest` contains no stop string, and a limit cut it off.
 
-        is_complete: the model ended `rest`; no limit did. is_requested: the gen has made its request, so the result is
-        never None. Nor is it None for a chat API that cannot continue a turn.
+        is_complete: the model ended `rest`; no limit did. is_requested: the gen has already made its request. Then the
+        result is never None. The same holds for a chat API that cannot continue a turn.
         """
         assert isinstance(job.op, wire.Gen)
         text, stop = _up_to(job.op.sampling.stop if self._kind == "chat" else job.stops, rest)

@@ -299,9 +299,9 @@ def _deliver(job: Job, outcome: GenOutcome) -> GenOutcome:
 
 
 def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> OpenAI:
-    """An OpenAI backend for the first model that the server at `base_url` lists. Assumes that the server supports all
-    `extensions` of OpenAI (top_k and so on) except "prefix". Issues a warning that lists the features of programs that
-    will not work on this server.
+    """Returns an OpenAI backend for the first model that the server at `base_url` lists. Assumes that the server
+    supports all options that `OpenAI(extensions=...)` can name (top_k and so on), except "prefix". Issues a warning
+    that lists the features of programs that will not work on this server.
 
     ConnectFailed: the server does not list its models within `timeout` seconds. ModelNotFound: it lists none.
     """

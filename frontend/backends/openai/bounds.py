@@ -125,7 +125,7 @@ class BodyCounter:
         self._last = b""  # the last bytes so far: the end of an event may be split between two calls
 
     def count(self, data: bytes) -> None:
-        """Count more bytes of the body."""
+        """Count more bytes of the body. AnswerTooLarge: a limit is exceeded."""
         self._n_bytes += len(data)
         if self._has_lines:
             self._count_lines(data)

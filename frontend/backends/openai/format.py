@@ -67,7 +67,8 @@ ONLY_COMPLETIONS = frozenset({"raw", "text", "gen", "unconditional_likelihood_no
 
 
 def refusals(kind: Kind) -> frozenset[str]:
-    """The names of all features that requests of this kind cannot have without an extension."""
+    """Returns the names of all features that requests of this kind (for chat completions, or for completions) cannot
+    have, unless the server has an extension."""
     others = ONLY_CHAT - {"prefix"} if kind == "completion" else ONLY_COMPLETIONS
     both = INSTEAD.keys() - ONLY_CHAT - ONLY_COMPLETIONS
     return frozenset({*EXTENSIONS, *both, *others} - ({"prefix"} if kind == "completion" else set()))

@@ -38,7 +38,8 @@ class ResponseReader:
         self.first = 0.0
 
     def take(self, chunk: Any) -> tuple[str, str]:
-        """Read a chunk; returns the new reasoning and text of the first choice. AnswerTooLarge: see AnswerLimits."""
+        """Read a chunk; returns the new reasoning and text of the first choice. AnswerTooLarge: the response has more
+        chunks or characters than its AnswerLimits allow."""
         self._n_chunks += 1
         if self._n_chunks > self._limits.n_events:
             raise AnswerTooLarge("events", self._limits.n_events)
@@ -112,7 +113,7 @@ class _Choice:
         self.finish_reason: str | None = None
 
     def take(self, part: Any, kind: Kind) -> tuple[str, str]:
-        """Read a part of the choice; returns its reasoning and text."""
+        """Read a part of the choice: the whole choice, or a chunk of it. Returns the reasoning and text of the part."""
         self.finish_reason = part.finish_reason or self.finish_reason
         reasoning = ""
         if kind == "completion":
@@ -156,7 +157,7 @@ class _Choice:
 
 
 def outcome(response: Any, kind: Kind, n: int = 1, has_reasoning: bool = False) -> GenOutcome:
-    """The outcome of a whole response. has_reasoning: see ResponseReader."""
+    """Returns the outcome of a whole response. has_reasoning: keep the reasoning that the server separated."""
     reader = ResponseReader(kind, n, has_reasoning)
     reader.take(response)
     return reader.outcome()._replace(times=wire.Times())

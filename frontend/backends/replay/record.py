@@ -132,7 +132,7 @@ class Record:
 
 
 def _is_on_loop() -> bool:
-    """Whether this thread runs an event loop. Programs may need that loop to go on, so it must not be blocked."""
+    """Whether this thread runs an event loop. If so, the caller must not block, because programs may need the loop."""
     if (asyncio := sys.modules.get("asyncio")) is None:
         return False
     try:
@@ -180,8 +180,8 @@ class _RecordedAttempt(Attempt):
 
 
 class _RecordedProgram(LocalReader, ProgramObserver):
-    """A program on the backend. A second executor in this process runs the same ops with the backend's answers, because
-    the recording needs the prompt of each gen, which the backend does not report."""
+    """A program on the recorded backend. The recording needs the prompt of each gen, which the backend does not report.
+    So a second executor in this process runs the same ops, with the backend's answers, and has the prompts."""
 
     def __init__(self, backend: Backend, name: str, put: Callable[[TapeEntry], None]) -> None:
         self._program, self._chat, self._name, self._put = backend.program(name), backend.welcome.chat, name, put
