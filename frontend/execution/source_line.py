@@ -13,7 +13,8 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 @cache
 def _user_file(filename: str) -> str:
-    """The base name of a user's file; "" for a file of this package or contextlib, which runs its `with` blocks."""
+    """Returns the base name of a user's file; "" for a file of this package, or of contextlib, which calls the context
+    managers of this package."""
     return "" if filename.startswith(_HERE) or filename == contextlib.__file__ else os.path.basename(filename)
 
 

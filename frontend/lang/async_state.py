@@ -100,8 +100,7 @@ class AsyncState(StateBase):
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     async def text(self) -> str:
-        """Wait until the body has ended and all values are known, and return the whole prompt, including role
-        markers."""
+        """Wait until the whole prompt is known, and return its text as the server has it, including role markers."""
         await self._body_ended()
         ref = self._read(None)
         await known(ref)
