@@ -22,8 +22,8 @@ FIRST_ROWS = 16.0  # initial estimate of `StepTime.free_rows`
 
 
 class AdmittedProgram:
-    """A program whose first request has started. shared: the prefix that was in the tree before: its length in tokens,
-    whole pages only, and its hash. n_own: tokens beyond that prefix that the program's texts take in the tree."""
+    """A program whose first request has started. shared: (number of tokens, hash) of the prefix that its first request
+    found in the tree, in whole pages. n_own: tokens that the program's texts take in the tree beyond this prefix."""
 
     def __init__(self, rank: tuple[float, ...], shared: tuple[int, int]) -> None:
         self.rank, self.shared = rank, shared
@@ -32,8 +32,9 @@ class AdmittedProgram:
         self._text_lengths: dict[int, int] = {}  # state -> its tokens that are counted in n_own or in shared
 
     def grow(self, request: Request, n_cached: int) -> None:
-        """Add to n_own the tokens that the request's text has gained since the last call for its program state.
-        n_cached: tokens that were in the tree; they are not counted at the first call."""
+        """Add to n_own the tokens by which the request's text has grown since the last call for the same state of the
+        program. The first call for a state counts all tokens of the text but n_cached, those that were found in the
+        tree."""
         order = request.run.order
         state = order[1] if len(order) > 1 else 0
         self.n_own += request.n_total - self._text_lengths.get(state, n_cached)
@@ -55,8 +56,9 @@ class AdmissionControl:
         return len(self._by_rank)
 
     def start(self, request: Request, n_cached: int, now: float) -> None:
-        """Record that the request starts to run. Admits its program if that is not admitted yet. Ignores a request
-        without a program: no other request follows it."""
+        """Record that the request starts to run. If it is the first one of its program, the program is admitted.
+        Ignores a request without a program: no later request will continue its text. n_cached: how many of its tokens
+        were found in the tree."""
         if request.serial < 0:
             return
         program = self._programs.get(_key(request))
@@ -132,6 +134,7 @@ def _key(request: Request) -> tuple[int, int]:
 
 
 def _rank(request: Request) -> tuple[float, ...]:
-    """Priority, deadline and age; different for each program."""
+    """The sort key of a program: (-priority, deadline, serial number, client). The smallest goes first. Two programs
+    never have the same key."""
     run = request.run
     return -run.priority, run.deadline or inf, request.serial, run.client

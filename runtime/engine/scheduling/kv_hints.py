@@ -35,7 +35,8 @@ class KVHintReceiver:
         return sum(self._n_bytes.values())
 
     def take(self, order: KVHintOrder, now: float) -> None:
-        """Apply an order. now: seconds, on the clock of plans. An order whose ids are not whole int32 is ignored."""
+        """Apply a hint from the server. Ignores it if the length of its `ids` in bytes is not a multiple of 4, the size
+        of an id. now: seconds, on the clock that `Scheduler.plan` gets."""
         if isinstance(order, Release):
             self._release(order.hold)
         elif len(order.ids) % 4 == 0:

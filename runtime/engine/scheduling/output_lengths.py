@@ -32,8 +32,8 @@ class OutputLengths:
 
 
 class _LengthClass:
-    """A histogram of output lengths with four bins per octave. For each bin, it has the number and the total length of
-    the outputs in this bin and all higher ones."""
+    """A histogram of output lengths, with four bins per power of two. Each bin keeps the number and the total length of
+    the outputs in it and in all higher bins."""
 
     def __init__(self) -> None:
         self._n, self._sum = [0.0] * _N_BINS, [0.0] * _N_BINS
@@ -67,12 +67,11 @@ class Growth(NamedTuple):
 
 
 def peak(requests: Collection[Growth], page: int, enough: int = 0) -> int:
-    """The most pages that the requests will need at one time: pages that they claim, less pages that ended requests
-    have returned. Just before a request with t tokens left ends, all requests that have not ended have grown by t
-    tokens.
+    """Return the most pages that the requests will need at one time: the pages that they will still claim, minus the
+    pages of requests that have ended by then. All requests are taken to grow by one token per step until they end.
 
-    enough: if an upper bound on the peak is at most this many pages, the bound is returned, which takes less time. It
-    assumes that no request returns pages."""
+    enough: skip the exact computation if it cannot matter. If an upper bound, for which no request returns pages, is at
+    most `enough`, the bound is returned."""
     most = sum([max(0, n_left - n_room) for n_left, n_room, _ in requests]) / page + len(requests) / 2
     if most <= enough:
         return int(most)

@@ -8,13 +8,14 @@
     fcfs   first come, first served
 
 In all of them a higher priority goes first, and among equal priorities an earlier deadline. dfs and fair also divide
-tokens evenly among clients that have work: a client keeps its turn for at least a quantum of tokens, so that its
-prefixes are used while they are cached, then the client with the fewest tokens gets it. A client that returns after a
-pause gets no credit for the pause; if it was ahead of the others before, it still is. (Sheng et al., Fairness in
-serving large language models, 2024; Cao et al., Locality-aware fair scheduling, 2025.)
+tokens evenly among clients that have work. A client keeps its turn for at least QUANTUM tokens, so that its prefixes
+are used while they are cached; then the client with the fewest tokens gets the turn. A client that returns after a
+pause does not get the tokens that it missed. If it had more tokens than the others before the pause, it still waits for
+them to catch up. (Sheng et al., Fairness in serving large language models, 2024; Cao et al., Locality-aware fair
+scheduling, 2025.)
 
 Every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer than PATIENCE and much
-longer than is usual now, so none starves."""
+longer than is usual now. So no request starves."""
 
 from __future__ import annotations
 
@@ -85,10 +86,11 @@ class _ProgramQueue:
 
     @property
     def place(self) -> _Place:
-        """The sort key among the programs of one client: (deadline, level, serial number), smallest first. deadline:
-        that of its first request. level: 0 without is_fair; else the number of bits of n_served // QUANTUM, where
-        n_served is the number of tokens computed for the program, so each doubling of n_served adds one. The key
-        decreases only when a request is added before the others."""
+        """The sort key among the programs of one client, smallest first: (deadline, level, serial number of the
+        program). deadline: the deadline of the program's first request. level: 0 if is_fair is False. Otherwise the
+        number of bits of n_served // QUANTUM, where n_served counts the tokens computed for the program: each doubling
+        of n_served raises the level by one. The key decreases only when a request is added in front of the first
+        one."""
         level = (self.account.n_served // QUANTUM).bit_length() if self.is_fair else 0
         return self.requests[0].run.deadline or inf, level, self.serial
 
@@ -104,8 +106,8 @@ class _ClientQueue:
 
 
 class _PriorityQueue:
-    """The clients with waiting requests of one priority. turn: the client that is served until its account reaches
-    `turn_end` tokens."""
+    """The clients with waiting requests of one priority. turn: the client whose requests start now. turn_end: its turn
+    ends when this many tokens have been computed for it in all."""
 
     def __init__(self) -> None:
         self.clients: dict[int, _ClientQueue] = {}
@@ -113,8 +115,8 @@ class _PriorityQueue:
         self.turn_end = 0
 
     def next_client(self) -> _ClientQueue:
-        """Return the client whose turn it is. A turn goes to the client with the fewest tokens, and ends when this
-        client is a quantum ahead of the one that then had the second fewest."""
+        """Return the client whose turn it is. The turn goes to the client with the fewest computed tokens. It ends when
+        this client has QUANTUM tokens more than the client with the second fewest had when the turn began."""
         clients, turn = self.clients, self.turn
         if len(clients) == 1:
             return next(iter(clients.values()))
@@ -129,7 +131,8 @@ class ProgramOrder(QueueOrder):
     """By priority, then client, then program, and within a program depth-first."""
 
     def __init__(self, is_fair: bool) -> None:
-        """is_fair: of a client's programs, the one with the fewest tokens goes first; otherwise the oldest."""
+        """is_fair: among the programs of a client, the one with the fewest computed tokens goes first. False: the
+        oldest goes first."""
         self._is_fair = is_fair
         self._priorities: dict[int, _PriorityQueue] = {}
         self._numbers = count()  # so that a heap never compares programs
@@ -287,7 +290,8 @@ class Queue:
         return len(self._clients)
 
     def register(self, request: Request, arrival: int) -> None:
-        """Give a new request its accounts and its rank."""
+        """Set the accounts of a new request (the tokens computed for its client and for its program) and its `key`, by
+        which requests are ordered. arrival: a number that grows with each request."""
         run = request.run
         client = self._clients.get(run.client)
         if client is None:
@@ -334,7 +338,8 @@ class Queue:
             self._unstamped.append(request)
 
     def set_aside(self, request: Request) -> None:
-        """Take the request out until it is added again. Its wait goes on."""
+        """Take a request out of the queue because it cannot start yet. It keeps its waiting time. Call `add` to queue
+        it again."""
         self._n -= 1
         request.is_waiting = False
         self.order.remove(request)

@@ -29,7 +29,7 @@ class ServiceAccount:
 
 
 class Request:
-    """The state of one Run. Only the scheduler changes it."""
+    """One generation in the engine, made from a `Run` message. Only the scheduler changes it."""
 
     __slots__ = (
         "client", "drafted", "end_ids", "fork_points", "guide", "has_edits", "ids", "images", "is_plain", "is_waiting",
@@ -45,8 +45,9 @@ class Request:
     short."""
 
     def __init__(self, run: Run, max_total: int, guide: Guide | None = None, end_ids: tuple[int, ...] = ()) -> None:
-        """max_total: the n_total at which the length limit ends the request. guide: the state of its constraint.
-        end_ids: stop ids that are not text, which the engine adds to the guide's masks."""
+        """run: the message with the prompt and the parameters. max_total: the request ends at the latest when prompt
+        and output together have this many tokens. guide: the grammar state of its constraint, if any. end_ids: those
+        stop ids that are control tokens, not text; the engine allows them in a mask where the output may end."""
         self.rid, self.run, self.sampling = run.rid, run, run.sampling
         self.max_total, self.guide, self.end_ids = max_total, guide, end_ids
         self.ids = array("i", run.ids)
@@ -123,8 +124,9 @@ class Request:
 
     @property
     def n_reusable(self) -> int:
-        """The most tokens that may come from the tree. The last token is always computed, because its row samples the
-        next one. If prompt tokens remain to be scored, the token before the first of them is computed too."""
+        """How many tokens may at most be taken from the tree instead of computed. The last token must be computed,
+        because its row samples the next token. If logprobs of prompt tokens are still missing, the token before the
+        first of these is computed too."""
         n_scored = self.run.score_from + len(self.scores)
         return n_scored - 1 if 0 < n_scored < self.n_prompt else len(self.ids) - 1
 
@@ -140,11 +142,14 @@ def _count(counts: dict[int, int], tokens: Sequence[int]) -> None:
 
 
 class Work(NamedTuple):
-    """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease. draws: the
-    last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob. draft: draft
-    tokens, computed after the last token; each of their rows samples too. parents: for each draft token, the index of
-    the draft token that it follows, always a lower one, or -1 if it follows the text; (): the draft is a chain. kept:
-    (n, slot) pairs: the recurrent state after the first n tokens of this step is copied to the slot."""
+    """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease.
+
+    draws     whether the last of these rows samples the next token
+    n_scored  number of prompt tokens, from index `score_at` on, of which this step returns the logprob
+    draft     draft tokens, computed after the last token; each of their rows samples a token too
+    parents   for each draft token, the index of the draft token that it follows, which is lower than its own; -1: it
+              follows the text. (): the draft is a chain
+    kept      (n, slot) pairs: copy the recurrent state after the step's first n tokens to this slot"""
 
     request: Request
     lease: Lease
@@ -159,8 +164,8 @@ class Work(NamedTuple):
 
     @property
     def n_pending(self) -> int:
-        """1 if this step samples a token after which the text may continue; 0 if it samples no token, or the last
-        one."""
+        """1 if this step samples a token and the output may continue after it. 0 if the step samples no token, or if
+        that token reaches the length limit."""
         return int(self.draws and self.request.n_total + 1 < self.request.max_total)
 
     @property
@@ -184,10 +189,10 @@ def make_work(request: Request, n_new: int) -> Work:
 
 
 class Plan(NamedTuple):
-    """One step of the engine. The engine first executes `moves` (pages between device and host memory, in order), then
-    `copies` (see `Lease.take_copies`) and `states` (source slot, destination slot, in order), then the forward pass of
-    `works`. is_ahead: the plan was made while the previous step was still running, so the first token of one of `works`
-    may not be sampled yet."""
+    """One step of the engine. The engine executes the fields in this order: `moves` of pages between device and host
+    memory; `copies` of pages (see `Lease.take_copies`); `states`, which are copies of recurrent states (source slot,
+    destination slot); then the forward pass of `works`. is_ahead: the plan was made while the previous step was still
+    running. Then the first token of a work may be one that the previous step has not sampled yet."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
@@ -202,9 +207,10 @@ class Plan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The model's results for a plan. ids: for each work that samples, in order, one token, and one more per token of
-    its draft. logprobs: by rid, one entry per such token, where requested. scores: by rid, the logprobs of the step's
-    scored tokens; tops: the same with alternatives, where requested."""
+    """What the model returned for a plan. ids: the sampled tokens of the works that sample, in the plan's order; a work
+    with n draft tokens has 1 + n sampled tokens, one per row. logprobs: rid -> one entry per sampled token, for
+    requests that asked for them. scores: rid -> the logprobs of the prompt tokens that this step scored. tops: as
+    scores, with the most likely alternatives, for requests that asked for them."""
 
     ids: list[int]
     logprobs: dict[int, list[TopLogprobs]]

@@ -1,14 +1,16 @@
 """Decides how many tokens of each request the next step computes. Uses no torch, no clock and no randomness: the same
 messages give the same plans.
 
-A plan first gives each decode its token, then gives chunks of prompts what is left of the token budget, then starts
-waiting requests with the rest. A request whose prefix is being computed by another one right now waits until that
-prefix is in the tree, so n requests with the same new prefix cost one prefill. If a plan depends on token counts alone,
-a step is planned while the previous one is being computed (`plan_ahead`).
+A plan spends the token budget of a step. Decodes get one token each; chunks of prompts get what is left; then waiting
+requests start with the rest. If a running request is computing a new prefix that a waiting request needs too, the
+waiting request starts only when the prefix is in the tree. So n requests with the same new prefix cost one prefill. If
+the next plan needs only token counts, not the tokens themselves, it is made while the previous step still runs
+(`plan_ahead`).
 
-When pages run out, the running request of the last rank is retracted (preempted): its lease is closed and it queues
-again with all its tokens. The first in rank always makes progress, and a single request always fits (`take` refuses
-larger ones), so there is no deadlock; a retraction costs only time."""
+When pages run out, the scheduler retracts (preempts) the running request that comes last by `Request.key` (priority,
+deadline, program, arrival): it closes the request's lease and queues the request again with all its tokens. There is no
+deadlock: the first request in this order is never retracted for another one, and `take` refuses a request that does not
+fit alone. A retraction costs only time."""
 
 from __future__ import annotations
 
@@ -57,12 +59,13 @@ def _by_client(requests: Iterable[Request]) -> dict[int, list[Request]]:
 
 
 class PromptRows:
-    """The rows (tokens) that prompts may take in one step.
+    """The rows that prompts may take in one step. A row is one token that the step computes.
 
     budget    rows for all prompts
-    n_beside  limit for a client that has had over QUANTUM tokens more than another client that decodes in the step: the
-              rows of its own decodes and of all prompts. So many rows cost less than the fixed part of a step, so the
-              time between two tokens of the other client at most doubles
+    n_beside  limit that protects other clients. It applies to a client for which over QUANTUM tokens more were
+              computed than for another client that decodes in this step. It limits the rows of all prompts and of
+              the client's own decodes together. So many rows cost less than the fixed part of a step, so the time
+              between two tokens of the other client at most doubles
     decodes   the works of the step that decode; () if all requests are of one client
     has_whole_images  rows that reach into an image are extended to its end, even beyond the budget
     """
@@ -77,7 +80,7 @@ class PromptRows:
         return _by_client(work.request for work in self._decodes)
 
     def left(self, request: Request) -> int:
-        """How many rows the request may take."""
+        """How many prompt rows the request may still take in this step. 0: none."""
         client = request.run.client
         others = [decodes[0].client.n_served for other, decodes in self._clients.items() if other != client]
         if others and request.client.n_served > min(others) + QUANTUM:
@@ -96,7 +99,9 @@ class PromptRows:
 
 
 class Scheduler:
-    """`take` orders, `plan` a step, `commit` its result, `report` it. Nothing but the scheduler changes a request."""
+    """Keeps all requests of an engine and plans its steps. Call `take` for each message about a request, `plan` before
+    a step, `commit` with the step's result, and `report` for what to send to the server. Only the scheduler changes a
+    request."""
 
     def __init__(
         self, cache: Cache, limits: EngineLimits, schedule: Schedule = "dfs", drafting: DepthController | None = None,
@@ -176,9 +181,10 @@ class Scheduler:
     # ---- plan ------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan | None:
-        """Plan the next step; None: there is nothing to do. Claims and evicts pages and retracts requests; `commit`
-        changes token counts. If there is no plan, the cache keeps its moves to and from host memory for a later one.
-        now: seconds; only differences count."""
+        """Plan the next step. Returns None if there is nothing to do. Claims and evicts pages, and retracts requests if
+        pages run out. The planned tokens count as computed only after `commit`. The plan contains the page moves to and
+        from host memory that the cache has ordered; without a plan, the cache keeps them for the next one. now: the
+        time in seconds, from any start."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a single request might not fit
         n_reserved = 0
@@ -201,9 +207,10 @@ class Scheduler:
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), states=tuple(states))
 
     def plan_ahead(self, inflight: Plan, now: float) -> Plan | None:
-        """Plan the step after one that is still being computed, by counts alone. Returns None if counts do not suffice
-        or there is nothing to do. A request that ends with the token being sampled has one row too many in this step,
-        which `commit` ignores; its KV goes into a slot after the end of the text."""
+        """Plan the next step while the step of the plan `inflight` is still running. The sampled tokens are not known
+        yet, only how many there will be. Returns None if the next plan needs the tokens themselves, or if there is
+        nothing to do. If a request ends with the token that is being sampled, it has one row too many in the new step.
+        `commit` ignores this row; its KV goes into a slot after the end of the text."""
         if inflight.is_ahead:
             self.step_time.note(now, inflight.n_rows)  # the previous step has been committed, so this step starts now
         current = [work for work in inflight.works if work.is_current]
@@ -220,9 +227,9 @@ class Scheduler:
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True)
 
     def _keep_states(self, work: Work) -> Work:
-        """Adds the positions whose recurrent state is kept, so that other texts can continue there: where another known
-        text branches off; before the last token of the prompt, which is always computed; and the end of each earlier
-        chunk, if a slot is free."""
+        """Add to a work the positions after which a copy of the recurrent state is kept, so that other texts can
+        continue from there. These are: positions at which another known text branches off; the position before the
+        prompt's last token; and, if a slot is free without an eviction, the end of a chunk that ends before that."""
         request, start, end = work.request, work.start, work.start + work.n_new
         last = request.n_submitted - 1
         positions = {position: True for position in (*request.fork_points, last) if start < position <= end}
@@ -244,7 +251,9 @@ class Scheduler:
         return work.lease.grow(request.n_total + n_pending)
 
     def _plan_works(self, now: float, n_reserved: int = 0) -> tuple[list[Work], list[tuple[int, int, int]]]:
-        """The works of a step, and the page copies they need. n_reserved: rows that prompts leave to drafts."""
+        """Plan what each request computes in a step. Returns the works, and the page copies that they need: (source
+        page, destination page, n_slots). n_reserved: rows of the token budget that prompts may not use, because drafts
+        will."""
         for request in self.following:
             self.waiting.add(request)
         self.following.clear()
@@ -272,9 +281,9 @@ class Scheduler:
         return works, self._start_waiting(works, rows, now)
 
     def _in_turn(self, decodes: list[Request], n_beside: int) -> list[Request]:
-        """The decodes that get a row in this step. If several clients decode, a client gets at most n_beside rows, or
-        the number of decodes of the client with the fewest, if that is more, so a client with many decodes does not
-        hold up the others. A client's decodes take turns."""
+        """Choose the decodes that get a row in this step. If several clients decode, each client gets at most
+        max(n_beside, fewest) rows, where fewest is the smallest number of decodes that a client has. So a client with
+        many decodes does not slow down the others. If a client has more decodes than rows, its decodes take turns."""
         if len(decodes) <= n_beside or self.waiting.n_clients == 1 or len(clients := _by_client(decodes)) == 1:
             return decodes
         n_rows = max(n_beside, min(map(len, clients.values())))
@@ -288,8 +297,9 @@ class Scheduler:
         return [request for request in decodes if request not in left_out]
 
     def _make_room(self, request: Request) -> bool:
-        """Retract running requests of a later rank, the last first, until the request can claim pages for all its
-        tokens. If that never suffices, retract the request itself and return False."""
+        """Claim pages for all tokens of a running request. To free pages, retract the running requests that come after
+        it in priority, the last one first. If no such request is left and pages are still missing, retract the request
+        itself and return False."""
         while (last := self.running[-1]) is not request:
             self._retract(last)
             assert request.lease is not None
@@ -299,8 +309,10 @@ class Scheduler:
         return False
 
     def _start_waiting(self, works: list[Work], rows: PromptRows, now: float) -> list[tuple[int, int, int]]:
-        """Start waiting requests in the queue's order while there are rows, places and pages. If the first cannot
-        start, none after it does. Adds the started requests' works to `works`, and returns their page copies."""
+        """Start waiting requests in the queue's order, as long as the step has rows, fewer than max_running requests
+        run, and pages can be claimed. Sets a request aside if it waits for a prefix or an image; stops at the first
+        request that cannot start for another reason. Adds a work to `works` for each started request. Returns the page
+        copies that they need."""
         waiting, running = self.waiting, self.running
         expected: list[Growth] | None = None
         in_windows: list[Growth] = []
@@ -364,9 +376,9 @@ class Scheduler:
     # ---- images ----------------------------------------------------------------------------------------------------
 
     def _lacks_images(self, request: Request, n_cached: int) -> bool:
-        """Whether images that the waiting request needs have not arrived. If so, sets the request aside until they
-        arrive. In any case the request then holds the needed images that have arrived. An image is not needed if all
-        its rows are cached."""
+        """Whether the waiting request must wait for images. It needs each image with rows that are not cached. Puts the
+        needed images that are available into `request.images`. If others are missing, sets the request aside until they
+        arrive."""
         missing = set()
         for one in request.run.images:
             if one.start + one.n > n_cached and one.image not in request.images:
@@ -388,7 +400,8 @@ class Scheduler:
         return tuple(wanted)
 
     def image_arrived(self, digest: bytes) -> None:
-        """Queue the requests that lacked only this image, which has arrived: `find_image` finds it."""
+        """Give the image with this digest, which has arrived, to the waiting requests that lack it. Requests that lack
+        no other image are queued again."""
         self._asked.discard(digest)
         for request, missing in [*self.lacking.items()]:
             if digest in missing:
@@ -425,12 +438,14 @@ class Scheduler:
             self.cache.in_flight.claim(request, request.run.ids, request.run.namespace)
 
     def _preemptible(self, request: Request, started: list[Request]) -> Request | None:
-        """The running request of the last rank if its priority is lower and this plan did not start it."""
+        """Return the running request that a waiting request may preempt, or None. This is the running request that is
+        last in priority, if its priority is lower than the waiting request's and if this plan did not start it."""
         last = self.running[-1] if self.running else request
         return None if last.key[0] <= request.key[0] or last in started else last
 
     def _preempt_for(self, request: Request, works: list[Work], started: list[Request]) -> bool:
-        """Retract the request that a waiting one may preempt, if there is one."""
+        """Retract the running request that the waiting `request` may preempt, and remove its work from `works`. Returns
+        False if there is none."""
         if (last := self._preemptible(request, started)) is None:
             return False
         works[:] = [work for work in works if work.request is not last]
@@ -438,11 +453,11 @@ class Scheduler:
         return True
 
     def _is_admitted(self, request: Request, n_cached: int, n_pages: int) -> bool:
-        """Whether admission control lets a request start now. It does if the request's n_new uncached tokens fit into
-        the n_pages that neither a running request nor its own prefix takes, beside the texts of older programs that are
-        paused and will need these texts again. If they do not fit, starting the request may evict such texts. Even then
-        it starts if it is the request that has waited too long, or if the larger batch saves more time than it takes to
-        compute n_new tokens."""
+        """Whether admission control, if there is any, lets a request start now. Any of three reasons suffices. First,
+        the request is next because it has waited too long. Second, a larger batch saves more time than it takes to
+        compute the request's uncached tokens. Third, these tokens fit into n_pages, and the texts of older programs fit
+        beside them; these programs are paused and will need their texts again. n_pages: pages that no running request
+        takes and that do not hold the request's own cached prefix."""
         if self.admission is None or request is self.waiting.aged:
             return True
         n_new = request.n_total - n_cached
@@ -530,7 +545,9 @@ class Scheduler:
         self.counts["computed_tokens"] += n_computed
 
     def _append_sampled(self, request: Request, sampled: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
-        """Append sampled tokens up to a stop. All but the last were drafted, and have been computed."""
+        """Append sampled tokens to the output, up to the first token that ends it. All sampled tokens but the last
+        equal draft tokens, so this step has already computed them. tops: the logprobs of the sampled tokens; () if not
+        requested."""
         stops, guide, n_sampled, stop = request.stop_ids, request.guide, len(sampled), 0
         while stop < n_sampled and sampled[stop] not in stops and sampled[stop] != NO_TOKEN:
             stop += 1
@@ -679,8 +696,9 @@ class Scheduler:
         request.images = {}
 
     def repair(self) -> None:
-        """Withdraw the pages in doubt when the cache's invariants do not hold. Requests that used them start again, and
-        nothing that they computed is published. Raises AssertionError if the invariants cannot be restored."""
+        """Withdraw damaged pages from use, after the cache's invariants turned out not to hold. A page is damaged if it
+        is not certain who owns it. Requests that used such pages start again, and nothing that they computed is
+        published. Raises AssertionError if the repair fails."""
         ended = set(quarantine(self.cache))
         for request in [request for request in self.running if request.lease in ended]:
             request.n_published = request.n_computed

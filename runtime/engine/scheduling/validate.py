@@ -25,7 +25,8 @@ class EngineLimits(NamedTuple):
 
 
 def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
-    """Return the n_total at which the length limit ends the request. Raises a BanyanError if it cannot be served."""
+    """Check a Run, and return the number of tokens, prompt and output together, at which the request must end. Raises a
+    BanyanError if the Run can never be served."""
     if len(run.ids) % 4 or len(run.stop_ids) % 4:
         raise BadMessage("ids and stop_ids must be int32, but their size in bytes is not a multiple of 4")
     if not 0 <= run.rid < 1 << 63:
