@@ -75,8 +75,8 @@ class AcceptanceRate:
         self.n_judged, self.n_right = n_judged, n_right
 
     def add(self, n_right: int, is_whole: bool, memory: float) -> None:
-        """Add a draft of which n_right tokens were right. is_whole: none was wrong. memory: factor on the counts so
-        far."""
+        """Count a draft. n_right: how many of its tokens were right, up to the first wrong one. is_whole: no token was
+        wrong. memory: the factor by which all earlier counts are multiplied first."""
         self.n_judged = memory * self.n_judged + n_right + (not is_whole)
         self.n_right = memory * self.n_right + n_right
 
@@ -86,7 +86,7 @@ class AcceptanceRate:
 
 
 class _DraftHistory:
-    """One request's record, and its proposals for the current step."""
+    """The acceptance counts of one request, by drafter, and what the drafters propose for its current step."""
 
     def __init__(self, n_drafters: int, max_length: int, n_misses: int) -> None:
         self.own = [AcceptanceRate() for _ in range(n_drafters)]
@@ -134,7 +134,8 @@ class DepthController:
         self.n_failures = dict.fromkeys(self.counts, 0)
 
     def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
-        """Call `set_vocabulary` of all drafters."""
+        """Tell all drafters the tokenizer's vocabulary. spelling: the bytes of each token, by id. control: the ids that
+        are not text."""
         self._tell_all(lambda drafter: drafter.set_vocabulary(spelling, control))
 
     # ---- plan ------------------------------------------------------------------------------------------------------
@@ -185,8 +186,8 @@ class DepthController:
 
     def expected_tokens(self, n_decoding: int) -> int:
         """How many rows prompts should leave to the drafts of n_decoding requests: twice the mean length of recent
-        drafts for each. A draft row costs the same beside prompts, and each accepted token saves a decode from waiting
-        for another long step."""
+        drafts, for each request. Drafts are worth more in steps with prompts: a draft row costs the same as in other
+        steps, but these steps are longer, so each accepted token saves more time."""
         return int(2 * self._mean_length * n_decoding)
 
     def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
@@ -197,8 +198,9 @@ class DepthController:
             self.cost.note(n_works, n_extra, seconds)
 
     def _max_tokens(self, request: Request) -> int:
-        """How many tokens may be proposed for the request; 0: no drafter is asked. Counts the ask as a miss;
-        `_add_draft` sets the count to 0 if it adds a draft."""
+        """How many tokens drafters may propose for the request. 0: they are not asked. Each call counts as a miss,
+        until `_add_draft` adds a draft and resets the count. After MAX_MISSES misses in a row, drafters are asked less
+        and less often."""
         n = min(self.max_depth, request.max_total - request.n_total - 1)
         if n <= 0:
             return 0
@@ -214,8 +216,9 @@ class DepthController:
         return n
 
     def can_skip(self, request: Request) -> bool:
-        """Whether the next step need not have a draft for the request, so that the step can be planned ahead. If
-        drafters are asked about the request less often, asking is put off by up to MAX_PAUSE steps, so that they are
+        """Whether the request may go without a draft in the next step, so that the step can be planned ahead. True if
+        there are no drafters, or if drafters are asked about the request less often because their proposals have
+        missed. When they are due to be asked again, up to MAX_PAUSE more steps may go without a draft; so they are
         asked about many requests in one step."""
         return not self.drafters or self._n_steps + 1 < self._next_ask.get(request.rid, -MAX_PAUSE) + MAX_PAUSE
 
@@ -262,7 +265,8 @@ class DepthController:
         self._check_device()
 
     def _tell_all(self, tell: Callable[[Drafter], None]) -> None:
-        """Call `tell` with each drafter. If one fails, go on, as in `_fail`."""
+        """Call `tell` with each drafter. An exception of a drafter is only counted, unless the device or pages are
+        lost."""
         for drafter in self.drafters:
             try:
                 tell(drafter)
@@ -276,7 +280,9 @@ class DepthController:
         return (own.n_right + TRUST * self._kind_rates[d][kind].rate) / (own.n_judged + TRUST)
 
     def _worth_asking(self, d: int, asks: list[_Ask], n_draws: int, seconds: float) -> list[_Ask]:
-        """Choose the requests, with their limits, for which a drafter that runs a model is asked; see the module."""
+        """Choose the requests about which a drafter that runs a model is asked, and the most tokens that it may propose
+        for each; see the module. d: index of the drafter. asks: the candidates. n_draws: how many requests sample a
+        token in this step. seconds: expected time of the step without drafts."""
         drafter, cost = self.drafters[d], self.cost
         assert drafter.cost is not None
         asks = [(history, r, min(n, history.max_length)) for history, r, n in asks if drafter.can_draft(r)]
@@ -311,7 +317,9 @@ class DepthController:
         return [(*asks[i][:2], 1)]
 
     def _threshold(self, trees: Sequence[list[DraftBranch]], n_draws: int, seconds: float) -> float:
-        """The least probability with which a draft token is worth computing. 0.0: no token is."""
+        """Choose the threshold: draft tokens whose probability is at least this high are computed. Returns 0.0 if no
+        draft is worth computing. trees: the branches of each request's draft. n_draws: how many requests sample a
+        token. seconds: expected time of the step without drafts."""
         best, best_rate = 0.0, MIN_SPEEDUP * n_draws / seconds
         for threshold in LEVELS:
             n_tokens, n_rows = float(n_draws), 0

@@ -35,9 +35,9 @@ class PagesLost(Exception):
 
 
 class Drafter:
-    """Proposes continuations of outputs. cost: for a drafter that runs a model, the seconds of one pass as a function
-    of the numbers of requests and of rows to catch up with; such a drafter is asked only if that is expected to save
-    time. None: a proposal costs next to nothing."""
+    """Proposes continuations of outputs. cost: for a drafter that runs a model, the predicted seconds of one pass, from
+    the number of requests and the number of rows that it must catch up with. The controller asks such a drafter only if
+    it expects to save time. None: a proposal costs next to nothing."""
 
     name: str
     n_kinds: int
@@ -63,8 +63,9 @@ class Drafter:
         the `propose` calls that follow."""
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
-        """Proposes chains of at most n tokens that may follow the request's last token, the most likely chain first.
-        The caller cuts a chain where it copies rows of an image."""
+        """Return chains of at most n tokens that may follow the request's last token, the most likely chain first. A
+        chain may contain rows of an image (ids below 0), if it was copied from a prompt; the caller cuts the chain
+        before them."""
         raise NotImplementedError
 
     def end(self, request: Request) -> None:
@@ -84,8 +85,9 @@ class DraftPosition:
                  "stop_ids", "token", "token_counts")  # fmt: skip
 
     def __init__(self, request: Request, n: int, token: int, counts: dict[int, int] | None, n_back: int = 0) -> None:
-        """n: draft tokens up to and including `token`. counts: see Request.token_counts. n_back: depth of the previous
-        row minus depth of this token's parent, in tokens."""
+        """n: the number of draft tokens up to and including `token`, along its path in the tree. counts: see
+        Request.token_counts. n_back: how many tokens the path of the previous row must go back to reach this token's
+        parent; 0: the previous row is the parent."""
         self.token, self.n_back = token, n_back
         self.n_total, self.n_out = request.n_total + n, request.n_out + n
         self.rid, self.run, self.sampling, self.token_counts = request.rid, request.run, request.sampling, counts
@@ -134,8 +136,9 @@ def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]
 
 
 def slot_moves(request: Request, parents: Sequence[int], path: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the moves of KV for accepted tokens that were not computed in their final slots: (source slots,
-    destination slots). A slot of windowed layers is written ~slot. The KV must be moved before the next step."""
+    """Return the copies of KV that accepted draft tokens need, because a token of a branch was not computed in its
+    final slot. Each entry is (source slots, destination slots), lists of equal length. A slot s of windowed layers is
+    given as ~s. The copies must be made before the next step."""
     if not parents or path == list(range(len(path))):
         return []
     end = request.n_total

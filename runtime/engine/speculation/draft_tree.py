@@ -17,9 +17,9 @@ SURE = 0.99  # upper bound of the probability of an uncertain token
 
 
 class Chain(NamedTuple):
-    """A proposal with probabilities. chance: the probability that an uncertain token is right, given that those before
-    it are. other: the probability that a token is right if it is an alternative to a more likely one. is_first: it is
-    its drafter's most likely chain. uncertain: see `draft.Proposal`."""
+    """A proposal with probabilities. drafter: index of the drafter. chance: the probability that an uncertain token is
+    right, if all tokens before it are. other: the same for a token at a position where another chain has a more likely
+    token. is_first: this is the drafter's most likely chain. uncertain: see `draft.Proposal`."""
 
     tokens: Sequence[int]
     drafter: int
@@ -40,7 +40,8 @@ class Chain(NamedTuple):
         return out
 
     def n_right(self, sampled: Sequence[int]) -> tuple[int, bool]:
-        """How many of the chain's uncertain tokens equal the sampled tokens; and whether none was wrong."""
+        """Compare the chain with the sampled tokens. Returns how many uncertain tokens before the first wrong token are
+        right, and whether no token was wrong."""
         n = next((k for k, (a, b) in enumerate(zip(self.tokens, sampled, strict=False)) if a != b), -1)
         is_whole = n < 0
         n = min(len(self.tokens), len(sampled)) if is_whole else n
@@ -58,8 +59,10 @@ class DraftBranch:
     __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 
     def __init__(self, chain: Chain, chances: list[float], above: int, at: int, first: float, is_other: bool) -> None:
-        """chances: the probability of each token, given those before. first: the probability that the first token and
-        all before it are right. is_other: a more likely token is proposed in the same place."""
+        """chain: the branch has its tokens from depth `at` on. chances: for each token, the probability that it is
+        right if all before it are. above, at: see the class. first: the probability that the first token and all tokens
+        before it in the tree are right. is_other: another branch has a more likely token in the place of the first
+        token."""
         self.chain, self.tokens, self.chances = chain, chain.tokens[at:] if at else chain.tokens, chances
         self.above, self.at, self.is_other = above, at, is_other
         cumulative: list[float] = list(accumulate((first, *chances[1:]), mul))
@@ -67,8 +70,8 @@ class DraftBranch:
         self._gains: list[float] = list(accumulate(cumulative))
 
     def length(self, threshold: float) -> int:
-        """How many of the branch's first tokens are right, with all before them, with at least the probability
-        `threshold`."""
+        """How many of the branch's first tokens to keep. A token is kept if the probability that it and all tokens
+        before it in the tree are right is at least `threshold`."""
         return bisect_right(self._negated, -threshold)
 
     def gain(self, n: int) -> float:

@@ -40,8 +40,8 @@ class DraftSource(NamedTuple):
 
 def find(config: Config, large: Path) -> DraftSource | None:
     """Find the draft model or head that `Config.draft_model` names. Returns None if the option is empty. Raises
-    ConfigError if the model cannot draft for the large one, for example because its tokenizer differs, and what
-    `spec.resolve` and `heads.kind_of` raise."""
+    ConfigError if the model cannot draft for the large one, for example because its tokenizer differs. Raises the
+    errors of `spec.resolve` and `heads.kind_of` if it cannot be found or read. large: directory of the large model."""
     if not config.draft_model:
         return None
     if config.draft_model.startswith(EARLY_EXIT):
@@ -108,8 +108,9 @@ def make_controller(
 def make_model_drafter(
     draft: DraftModel, large: ModelRunner, page: int, stopwatch: Callable[[], float], move_pages: Callable[[], object]
 ) -> Drafter:
-    """Make the drafter that runs `draft`. For a head, the large model stores its hidden states from now on.
-    move_pages: executes the moves of the large model's pages that were ordered."""
+    """Make the drafter that runs `draft`. If `draft` is an EAGLE or Medusa head, the large model stores its hidden
+    states from now on. page: slots of a page. stopwatch: returns the time in seconds. move_pages: function that
+    executes the page moves between device and host memory that the cache has ordered."""
     store, large_spec = large.store, large.model.spec
     device = store.device.type
     if isinstance(draft, heads.Eagle | heads.Medusa):

@@ -96,5 +96,6 @@ class MedusaDrafter(Drafter):
 
 
 def _has_features(request: Request) -> bool:
-    """Whether all tokens but the last have hidden states, and there is such a token. The last is not computed yet."""
+    """Whether the large model has stored the hidden states of all tokens but the last, which is not computed yet. False
+    if the request has only one token."""
     return 0 < request.n_computed == request.n_total - 1

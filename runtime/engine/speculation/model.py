@@ -60,8 +60,8 @@ class _DraftTurn:
 
 
 class ModelDrafter(Drafter):
-    """Runs a smaller model; see the module. Proposes the chain of its best tokens (kind 0), and chains that end in a
-    second best token (kind 1)."""
+    """Runs a smaller model with the same tokenizer as the large one. Proposes the chain of its best tokens (kind 0),
+    and chains that follow this chain and end in the second best token of a position (kind 1)."""
 
     name = "model"
     n_kinds = 2
@@ -69,8 +69,9 @@ class ModelDrafter(Drafter):
 
     def __init__(self, network: Model | heads.Eagle, kv: Sequence[tuple[Pool, Pool]], n_pages: int, page: int,
                  n_vocab: int, device: str, stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """kv: the small model's pools, with the same number of pages as the large model's. n_pages, page, n_vocab: of
-        the large model. Ids from n_vocab on are not proposed."""
+        """network: the small model. kv: its KV pools, which have as many pages as the large model's. n_pages, page:
+        number and size of these pages. n_vocab: the large model's vocabulary size; higher ids are not proposed.
+        stopwatch: returns the time in seconds, to measure passes."""
         self._network, self._kv, self._n_vocab, self._stopwatch = network, kv, n_vocab, stopwatch
         self._device, self._page = torch.device(device), page
         # For each page: digest of the text up to the page's end; 0: the page is not complete.
@@ -127,7 +128,8 @@ class ModelDrafter(Drafter):
         return min(valid, len(ids) - 1)
 
     def _record(self, turn: _DraftTurn) -> None:
-        """Remember what the slots of a request hold after its passes."""
+        """Record what the request's slots hold after the passes of a draft, so that `_n_valid` knows which KV is
+        valid."""
         request, page, pages = turn.request, self._page, turn.request.pages
         text = self._texts[request.rid]
         text.n_computed = min(turn.end, request.n_total)
@@ -235,7 +237,8 @@ class EarlyExitDrafter(ModelDrafter):
     name = "early_exit"
 
     def __init__(self, move_pages: Callable[[], object], *arguments: Any) -> None:
-        """move_pages: executes the moves of pages that were ordered. arguments: see ModelDrafter."""
+        """move_pages: function that executes the page moves between device and host memory that the cache has ordered;
+        called before each pass. arguments: see ModelDrafter."""
         super().__init__(*arguments)
         self._move_pages = move_pages
 

@@ -21,8 +21,9 @@ INDEX_SIZE = 1 << 21
 
 
 class _NgramText:
-    """The text of one request. n_indexed: how many of its tokens are indexed. at: the position from which tokens were
-    copied when the text had n_seen tokens; 0: none."""
+    """What the drafter knows of one request's text. n_indexed: how many of its tokens are indexed. n_seen: length of
+    the text at the last proposal. at: the position in the text from which the last proposal was copied; 0: there was
+    none."""
 
     def __init__(self, salt: int) -> None:
         self.salt = salt

@@ -29,7 +29,8 @@ class Piece(NamedTuple):
 
 
 class NgramIndex:
-    """Maps n-grams of some lengths to the number that was last put for them, separately for each salt."""
+    """A hash table from n-grams of some lengths to numbers. If `put` is called again for an n-gram, the later number
+    replaces the earlier one. Each salt has entries of its own."""
 
     def __init__(self, orders: Sequence[int], size: int) -> None:
         """orders: the lengths, the longest first. size: number of entries, of 8 bytes each. The operating system
@@ -52,8 +53,9 @@ class NgramIndex:
         self._table.fill(0)
 
     def find(self, ids: Sequence[int], *salts: int) -> Iterator[int]:
-        """For each salt, and for each length in turn: the number that was put for the last tokens of `ids`, or for
-        other tokens with the same hash; -1 if there is none."""
+        """Look up the last tokens of `ids`. Yields one number for each salt and, within it, for each of the table's
+        n-gram lengths: the number that `put` stored last, or -1. If another n-gram has the same hash, its number is
+        returned, so the caller must compare the tokens."""
         sums = [sum(map(mul, ids[-order:], by)) for order, by in zip(self.orders, self._factors, strict=True)]
         shift, numbers = self._shift, self._numbers
         for salt in salts:
@@ -61,9 +63,9 @@ class NgramIndex:
                 yield numbers[(value + salt * factor & _WORD) >> shift] - 1
 
     def put(self, pieces: Sequence[Piece]) -> None:
-        """Index all pieces, later ones over earlier ones. All have the same number of salts. An n-gram that begins
-        before the copied part of its text is hashed with tokens of the previous piece, so its entry is useless. To
-        leave such entries out would cost more than the few lookups that find one, which the caller then rejects."""
+        """Index all pieces. Later pieces overwrite earlier ones. All pieces must have the same number of salts. Only
+        the part of a text that may be needed is hashed, so an n-gram that begins before this part gets a wrong hash and
+        a useless entry. The caller rejects such entries when it compares tokens; to leave them out would cost more."""
         longest = self.orders[0]
         joined, lengths, numbers = array("i", bytes(longest * array("i").itemsize)), list[int](), list[int]()
         for ids, start, stop, _, base in pieces:

@@ -1,14 +1,17 @@
 """Learns which parts of a prompt an output quotes, so that a value can be drafted before its first token.
 
-At the start of a field n-grams do not help: after `"city": "` other texts had other cities. But in their prompts, those
-cities stood between "lives in" and ", is", and this prompt has its own city in that place. So for the tokens before a
-quote (the key), a rule keeps what was left and right of the quoted run in the prompt, as far as several texts agree on
-it. The rule is matched against the prompt of each request that reaches the same key. (Califf and Mooney, Bottom-up
-relational learning of pattern matching rules for information extraction, 2003.)
+Example: outputs have a field `"city": "`. N-grams do not help to draft its value, because other outputs have other
+cities. But in their prompts, the city stood between "lives in" and ", is", so this prompt's city is probably in the
+same place.
 
-A word starts with a space in prose, but without one after a quotation mark. Rules ignore the difference: a *plain* text
-is a string with one character per token, in which a token that begins with a space is replaced by the token without
-the space, if there is one."""
+A *rule* describes such a place. It belongs to a *key*, the output tokens just before a quote. It keeps the prompt
+tokens left and right of the quoted run, as far as several texts agree on them. When an output reaches the same key, the
+rule is matched against the prompt of its request. (Califf and Mooney, Bottom-up relational learning of pattern matching
+rules for information extraction, 2003.)
+
+A word starts with a space in prose, but without one after a quotation mark. Rules ignore the difference: they compare
+*plain* texts. A plain text is a string with one character per token. A token that begins with a space has the character
+of the same token without the space, if the vocabulary has that one."""
 
 from __future__ import annotations
 
@@ -48,10 +51,12 @@ rule of a single text."""
 
 
 class _QuoteRule(NamedTuple):
-    """lead: tokens between the key and the quote. left, right: context of the quoted run in the prompt, plain.
-    is_plain: the quote's first token is copied in plain form. following: tokens that came after quotes, latest first.
-    weight: number of words in left and right. last: the last quote, plain. has_right: a quote may contain `right`.
-    is_shared: from several texts."""
+    """How to find a quote in a prompt, for outputs that end with the rule's key. See the module for "key" and "plain".
+
+    lead output tokens between the key and the quote left, right plain text beside the quoted run in the prompt is_plain
+    the quote's first token is copied without its leading space following tokens that came after quotes in outputs,
+    latest first weight number of words in left and right last the last quote, plain has_right a quote may contain
+    `right` is_shared the rule was learned from several texts"""
 
     lead: array[int]
     left: str
@@ -65,7 +70,8 @@ class _QuoteRule(NamedTuple):
 
 
 class RuleSet:
-    """The rules of one key, and their acceptance rate."""
+    """The rules of one key (the tokens before a quote; see the module). rate: a moving average of how often their
+    quotes were right."""
 
     def __init__(self) -> None:
         self.items: list[_QuoteRule] = []  # shared rules first, then by weight
@@ -75,7 +81,8 @@ class RuleSet:
         self.rate = MEMORY * self.rate + (1 - MEMORY) * is_right
 
     def is_worth(self, min_rate: float) -> bool:
-        """Whether to propose a quote. If the rate is too low, True only in every RARELY-th call."""
+        """Whether to propose a quote by these rules now. If their acceptance rate is below min_rate, True only in every
+        RARELY-th call, so that the rate can recover."""
         if self.rate >= min_rate:
             return True
         self._n_skipped = (self._n_skipped + 1) % RARELY
@@ -83,8 +90,9 @@ class RuleSet:
 
 
 class Quote(NamedTuple):
-    """tokens: a lead of n_lead tokens, then the quote. is_guess: the rule comes from one text only. following: tokens
-    that may come next, the most likely first."""
+    """A proposed quote. tokens: first n_lead tokens that lead to the quote, such as a quotation mark, then the quoted
+    tokens. is_guess: the rule was learned from one text only. following: tokens that may come next, the most likely
+    first. rules: the rules to judge by the result."""
 
     tokens: array[int]
     n_lead: int
@@ -103,7 +111,9 @@ class QuoteState:
         self.has_guessed = self.has_quoted = False
 
     def judge(self, output: array[int]) -> None:
-        """Compare the pending quote with the output. output: the tokens since the quote was proposed."""
+        """Judge the pending quote by its tokens up to the first quoted one, and update the acceptance rate of its
+        rules. Does nothing if the output has not reached this token yet. output: the output tokens since the quote was
+        proposed."""
         quote = self.pending
         if quote is not None and len(output) > quote.n_lead:
             is_right = output[: quote.n_lead + 1] == quote.tokens[: quote.n_lead + 1]
@@ -113,7 +123,8 @@ class QuoteState:
 
 
 class QuoteIndex:
-    """The rules learned from all texts, separate for each namespace."""
+    """Learns quote rules from finished outputs and proposes quotes for running ones; see the module. Each namespace has
+    rules of its own."""
 
     def __init__(self) -> None:
         self._use = 2 * SELDOM  # the share of recent requests for which a proposed quote was right
@@ -124,7 +135,9 @@ class QuoteIndex:
         self._control: frozenset[int] = frozenset()
 
     def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
-        """Set the tokens' bytes, and the tokens that are not text. Before this, each token is its own plain form."""
+        """Set the vocabulary. spelling: the bytes of each token, by id; they tell which tokens differ only by a leading
+        space. Before this call, no token is treated as equal to another. control: ids that are not text; they are not
+        quoted."""
         number = {text: i for i, text in reversed(list(enumerate(spelling)))}
         plain = (number.get(text[1:], i) if text[:1] == b" " and text[1:] else i for i, text in enumerate(spelling))
         self._plain = np.fromiter(plain, np.int32, len(spelling))
@@ -206,9 +219,10 @@ class QuoteIndex:
     # ---- find ------------------------------------------------------------------------------------------------------
 
     def propose(self, state: QuoteState, request: Request, n: int, min_rate: float) -> tuple[array[int], list[int]]:
-        """Propose about n tokens: quotes that may come next, and what the constraint forces between one quote and the
-        next. Also returns the indexes of uncertain tokens: the first token of each quote, and the token after the
-        quote. min_rate: the acceptance rate that rules need."""
+        """Propose about n tokens that may follow the output: quotes, and after each quote a token that often followed
+        it and what the constraint then forces. Returns the tokens, and the indexes of those that are uncertain: the
+        first token of each quote, and the token after each quote. min_rate: rules with a lower acceptance rate are
+        rarely used."""
         ids, guide = request.ids, request.guide
         assert guide is not None
         out, uncertain, n_in = array("i"), list[int](), 0
@@ -240,7 +254,8 @@ class QuoteIndex:
         return out, uncertain
 
     def find(self, last: array[int], state: QuoteState, namespace: bytes, min_rate: float = MIN_RATE) -> Quote | None:
-        """Find the quote from the prompt that may follow `last`, the last tokens of a text. None: no rule matches."""
+        """Find the part of the prompt that the output may quote next. Returns None if no rule matches. last: the last
+        tokens of the output; they select the rules. min_rate: rules with a lower acceptance rate are rarely used."""
         for n in (N_KEY, N_KEY - 1):
             rules = self._rules.get((namespace, last[-n:].tobytes()))
             if rules is None or not rules.is_worth(min_rate):
@@ -260,9 +275,9 @@ class QuoteIndex:
 
 
 def _best_match(rules: Sequence[_QuoteRule], prompt: str) -> tuple[_QuoteRule, int, int] | None:
-    """Choose the rule to apply. Returns it, and the start and end of what it quotes; None: no rule matches. Of the
-    shared rules with enough weight, the one that matches last in the prompt is chosen; if none of these matches, the
-    first rule that does."""
+    """Choose the rule to apply. Returns (rule, start, end), where prompt[start:end] is the quote, or None if no rule
+    matches. Among rules that several texts share and whose weight is at least 2, it chooses the one that matches
+    nearest to the prompt's end. If none of them matches, it chooses the first other rule that matches."""
     best = None
     for rule in rules:
         if best is not None and (not rule.is_shared or rule.weight < 2):
@@ -289,8 +304,10 @@ def _match(prompt: str, rule: _QuoteRule) -> tuple[int, int]:
 
 
 def _longest_match(prompt: str, text: str, at: int) -> tuple[int, int]:
-    """Find the longest run of the prompt that the text repeats from its token `at` on; of several, the last. Returns
-    its start and length. A single token counts only if it occurs once. (-1, 0): there is none."""
+    """Find the longest run of the prompt that equals the text from index `at` on. Returns (start in the prompt,
+    length); (-1, 0) if there is none. Tries only the N_PLACES places nearest to the prompt's end; among runs of equal
+    length, returns the one nearest to the end. A run of one token counts only if the prompt contains that token exactly
+    once."""
     run = text[at : at + MAX_QUOTE]
     best, longest = -1, 0
     place = len(prompt)

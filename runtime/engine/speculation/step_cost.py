@@ -13,11 +13,13 @@ WARM, SELDOM = 64, 4  # after WARM steps, only every SELDOM-th step without extr
 
 
 class Cost:
-    """seconds = a + b * n_requests + c * n_extra, where n_extra is the number of rows beyond one per request. Fitted by
-    least squares of the relative error. Older steps weigh less; the prior prevails while there are few steps."""
+    """Predicts the seconds of a step as a + b * n_requests + c * n_extra, where n_extra is the number of rows beyond
+    one per request. The coefficients are fitted to measured steps by least squares of the relative error. Older steps
+    weigh less. While few steps have been measured, the coefficients stay close to their initial values (the prior)."""
 
     def __init__(self, a: float = 16.0, b: float = 1.0, c: float = 1.0) -> None:
-        """a, b, c: the prior, in any unit; the first `note` scales it."""
+        """a, b, c: initial values of the coefficients (the prior), in any unit: the first measured step scales them to
+        seconds."""
         self._theta = self._prior = (a, b, c)
         self._n = self._n_plain = 0  # steps used; steps without extra rows seen
         self._sums = (0.0,) * 9  # the weighted sums that `_fit` needs

@@ -47,7 +47,9 @@ class _Reader:
     """A running request: its text, and the source it copies from."""
 
     def __init__(self, number: int, first: int, salts: tuple[int, int], quotes: QuoteState | None) -> None:
-        """first: index of the first token that is not known from another text."""
+        """number: the number of the request's text. first: index of the first token to add to the n-gram index; the
+        tokens before it were in the radix tree, so another text has added them. salts: hash salts of the program and of
+        the namespace. quotes: None if no quotes are proposed for this request."""
         self.number, self.first, self.salts, self.quotes = number, first, salts, quotes
         self.n_indexed = first
         self.source: array[int] | None = None
@@ -56,8 +58,10 @@ class _Reader:
 
 
 class TreeDrafter(Drafter):
-    """Copies from other texts; see the module. A proposal's kind is the index in ORDERS of the n-gram's length, plus
-    len(ORDERS) if the n-gram was not found in texts of the same program; or QUOTED."""
+    """Proposes copies from other texts: prompts in the radix tree, and ended and running outputs.
+
+    The kind of a proposal is an int. It is i if the n-gram of length ORDERS[i] was found in a text of the same program,
+    len(ORDERS) + i if it was found in another text, and QUOTED if a rule of `quotes` made the proposal."""
 
     name = "tree"
     n_kinds = QUOTED + 1
@@ -151,8 +155,9 @@ class TreeDrafter(Drafter):
         return _Reader(number, request.n_cached, (program, everyone), quotes)
 
     def _queue(self, reader: _Reader, ids: array[int]) -> None:
-        """Queue all tokens of a text but the last, which nothing follows yet. Copies them, because the queue must not
-        keep whole texts: a text may end before the index is updated."""
+        """Queue a text's new tokens for the n-gram index, except the last token, because nothing follows it yet. The
+        queue copies the tokens, because it must not keep whole texts alive: a text may end before the index is
+        updated."""
         n = min(len(ids), 1 << _N_BITS) - 1
         if n >= reader.n_indexed:
             first = max(0, reader.n_indexed - max(ORDERS))
