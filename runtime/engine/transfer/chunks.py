@@ -94,7 +94,9 @@ class Chunks:
         socket.close(0)
 
     def _chunk(self, asked: bytes) -> bytes:
-        """Return the requested bytes. b"": this engine does not have them, or no longer has them."""
+        """Return the part of a buffer that a peer has requested. asked: the packed name and number of the buffer, the
+        offset and the length in bytes. Returns b"" if the request is malformed or too large, or if the buffer no longer
+        has this content."""
         if len(asked) != _ASKED.size:
             return b""
         name, number, offset, length = _ASKED.unpack(asked)

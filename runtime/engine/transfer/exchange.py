@@ -85,7 +85,8 @@ class _Importing:
 
 
 class KVExchange:
-    """The pulls in which an engine takes part. `take` commands, `work` between steps, send what `work` returns."""
+    """The pulls in which an engine takes part, as source or as destination. Call `take` for each command of the server,
+    and `work` between steps, and send the reports that `work` returns."""
 
     def __init__(
         self,
@@ -173,7 +174,8 @@ class KVExchange:
             self._copy_stored(one)
 
     def _n_whole(self, ids: bytes) -> int:
-        """Tokens of a prompt's whole pages. The last token is always computed, because its row samples the next."""
+        """How many tokens of a prompt are in whole pages, not counting its last token. The last token is left out
+        because every request computes it itself: its row samples the next token. ids: int32."""
         return (len(ids) // 4 - 1) // self.cache.page * self.cache.page
 
     def _copy_stored(self, one: _Exporting) -> None:
@@ -244,8 +246,8 @@ class KVExchange:
     # ---- work ------------------------------------------------------------------------------------------------------
 
     def work(self, until: float) -> Iterable[EngineReport]:
-        """Copy until there is nothing to copy, or the time `until` has passed; at least one piece. Returns the
-        reports."""
+        """Copy pages until nothing is left to copy or the clock has reached `until`, but at least one piece (PIECE
+        bytes) of each pull. Ends pulls that took too long. Returns the reports for the server."""
         now = self._clock()
         for export in [one for one in self._exporting.values() if one.until < now]:
             self._fail_export(export, "it took too long")
@@ -311,8 +313,9 @@ class KVExchange:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def without_own(self, step: Step, failed: list[Failed]) -> Step:
-        """Remove the requests that compute prefixes for exports from a step's report and from `failed`. Continues or
-        fails these exports."""
+        """Remove this exchange's own requests from a step's report and from `failed`. Such a request computes a prefix
+        that another engine wants. If it has finished, the copy of its pages begins; if it has failed, the export fails.
+        Returns the report without them."""
         own = [finish for finish in step.finished if finish.rid >= FIRST_RID]
         for failure in [one for one in failed if one.program >= FIRST_RID]:
             failed.remove(failure)

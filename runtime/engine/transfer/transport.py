@@ -55,7 +55,7 @@ class Buffer:
 
     @property
     def head(self) -> bytes:
-        """The buffer's first bytes as they are now; see `head`."""
+        """The first bytes of the buffer as they are now: its name, and the number of its current content."""
         return self._map[: _HEAD.size]
 
     def reuse(self) -> None:
@@ -86,7 +86,7 @@ class Buffers:
 
     @property
     def room(self) -> int:
-        """Bytes that one buffer could have now."""
+        """The largest size in bytes that `take` can be asked for now."""
         return self._limit - self.n_used
 
     def take(self, n_bytes: int) -> Buffer:
@@ -139,8 +139,8 @@ class ThreadRead:
     the memory must be given back."""
 
     def __init__(self, memory: memoryview, wake: int, name: str) -> None:
-        """memory: where the bytes go. wake: an eventfd that is written when the read has ended. name: of the thread,
-        which is started here."""
+        """Start to read on a new thread. memory: where the bytes go. wake: an eventfd, to which the thread writes when
+        the read has ended. name: the name of the thread."""
         self._memory, self._wake, self._lock = memory, wake, threading.Lock()
         self._is_closed = self._has_ended = False
         self._error = ""
@@ -200,8 +200,8 @@ class Transport(Protocol):
 
 
 def this_host() -> str:
-    """An identifier shared by all processes that can map each other's memory: this machine's boot id and the PID
-    namespace. If these cannot be read, a random one that no other process has."""
+    """Return an identifier that is equal in all processes that can map each other's memory: this machine's boot id and
+    the PID namespace. If they cannot be read, it is random, so that it equals no other process's."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -258,7 +258,8 @@ class SharedMemory:
 
 
 class _MappedRead:
-    """A read of a mapped buffer, whose bytes can be used immediately."""
+    """A TransferRead of a buffer in another process on the same host. The buffer's memory is mapped into this process,
+    so its bytes are available at once, without a copy."""
 
     def __init__(self, mapped: mmap.mmap, head: bytes, n_bytes: int) -> None:
         self._map, self._head, self._n_bytes = mapped, head, n_bytes
