@@ -21,10 +21,10 @@ _Part = tuple[Sequence[int], int, int]
 
 @torch.inference_mode()
 def check_determinism(runner: ModelRunner, max_tokens: int) -> None:
-    """Computes one text of at most max_tokens tokens in one step; in chunks of growing size, each beside a decode of a
-    second copy; with a last layer that computes only the needed row; and on pages shared by two requests. Raises
-    ConfigError if a logit differs from the first computation. Overwrites the first pages of the KV pool, so they must
-    hold nothing."""
+    """Compute one text in several ways, and compare the logits of each way bit by bit with those of one single step.
+    The ways are: chunks of growing size, each in a step with a decode of another copy of the text; a last layer that
+    computes only the last row; and two requests that share pages. Raises ConfigError if a logit differs. max_tokens:
+    the longest text to use. Overwrites the first pages of the KV pool, so they must be unused."""
     store = runner.store
     n = min(max_tokens, _N_TOKENS, min(store.n_pages, store.n_window_pages or store.n_pages) // 3 * store.page)
     per_text = -(-n // store.page)
@@ -51,8 +51,9 @@ def check_determinism(runner: ModelRunner, max_tokens: int) -> None:
 def _step(
     runner: ModelRunner, parts: Sequence[_Part], counts: Sequence[int], wanted: Sequence[int] | None = None
 ) -> Tensor:
-    """Compute the parts in one step. Returns logits [len(counts), vocab]; entry i is for row counts[i] - 1 of the step.
-    wanted: see `ragged`."""
+    """Compute parts of the text in one step. counts: one row per returned entry, counted from 1 over all rows of the
+    step. Returns the logits of these rows, [len(counts), vocab]. wanted: for each part, how many of its last rows the
+    last layer computes; None: all."""
     store = runner.store
     at = torch.cat([torch.arange(first, end) for _, first, end in parts])
     ids = at * 7919 % runner.model.spec.vocab_size

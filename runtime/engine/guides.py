@@ -60,14 +60,16 @@ class Guided(NamedTuple):
 
 
 class LapTimer:
-    """Measures the CPU seconds of this thread between laps, accurate to SLOW / 4. Reading the CPU clock is a system
-    call, at which a busy machine tends to switch processes, so it is read only when enough wall time has passed."""
+    """Measures the CPU seconds of this thread between laps, exact to SLOW / 4 seconds. Reading the CPU clock is a
+    system call, at which a busy machine tends to switch processes. So the clock is read only if more than SLOW / 4
+    seconds of wall time have passed."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
 
     def lap(self) -> float:
-        """Seconds since the last lap. A short lap gives 0 and counts towards the next."""
+        """Return the CPU seconds since the last lap. Returns 0.0 if at most SLOW / 4 seconds of wall time have passed;
+        the next lap then includes them."""
         wall = time.perf_counter()
         if wall - self._wall <= SLOW / 4:
             return 0.0
@@ -137,7 +139,8 @@ class Guides:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a Run is ready for which `wake` was not written, because it needed no compilation."""
+        """Whether `ready` would return a Run at once. Counts only Runs that needed no compilation: for the others,
+        `wake` becomes readable."""
         return bool(self._ready)
 
     @property
@@ -207,10 +210,12 @@ class Guides:
     # ---- masks -----------------------------------------------------------------------------------------------------
 
     def masks(self, requests: Sequence[Request | DraftPosition], logits: Tensor | None = None) -> Masks | None:
-        """The masks of the rows that sample for `requests`; None if no row needs one. Asynchronous on a GPU.
+        """Compute the masks of the rows that sample. requests: for each row, the request, or its position in a draft.
+        Returns None if no row needs a mask. On a GPU, the masks are copied asynchronously.
 
-        logits: the logits of these rows, if the host has them. A greedy row whose best token is allowed needs no mask:
-        checking one token costs a fifth of a mask. Rows below a draft token that is known to be wrong need none either.
+        logits: the logits of these rows. If they are on the CPU, two kinds of rows get no mask. One is a greedy row
+        whose best token is allowed: to check one token costs a fifth of a mask. The other is a row after a draft token
+        that is known to be wrong, because its sampled token does not count.
         """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
@@ -293,9 +298,10 @@ def takes_best(request: Request | DraftPosition) -> bool:
 
 
 def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int], i: int) -> list[int]:
-    """Advance the guide of row i by the row's best token, then through the draft rows after it, as long as each draft
-    token is the best token of the row before. Returns the tokens that the masks allow; may stop before a token that
-    ends the output."""
+    """Choose tokens without masks: the best token of row i, then those of the draft rows after it, while each draft
+    token equals the best token of the row before it. best: the most likely token of each row. Advances the request's
+    guide by the chosen tokens, and returns them. Stops before the first token that the constraint forbids; may stop
+    before a token that ends the output."""
     request = requests[i]
     guide = request.guide
     assert guide is not None
@@ -313,8 +319,9 @@ def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int],
 
 
 def _mask(request: Request | DraftPosition, n_vocab: int) -> Row:
-    """The guide's mask, with end_ids allowed where the output may end. Before min_tokens an output ends only if nothing
-    else is allowed: its value is complete, or every token that can follow is a stop token."""
+    """Return the mask of a row, int32 [ceil(n_vocab / 32)]. The guide allows tokens of the value; this function also
+    allows end_ids where the output may end. While the output has fewer than min_tokens tokens, stop tokens are
+    forbidden, unless no other token is allowed."""
     guide = request.guide
     assert guide is not None
     row = np.empty(-(-n_vocab // 32), np.int32)

@@ -77,8 +77,9 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> None:
 
 
 def _huge_spans(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
-    """The address ranges of whole huge pages in the memory of these tensors. Tensors that lie side by side, with only
-    an allocator's header between them, are joined, because even the largest are smaller than a few huge pages."""
+    """Return the address ranges (start, end) of whole huge pages of 2 MiB in the memory of CPU tensors. Tensors with
+    only an allocator's header between them are treated as one range. Otherwise much would be lost at their ends,
+    because even the largest tensors span only a few huge pages."""
     spans = list[tuple[int, int]]()
     on_cpu = [t for t in tensors if t.device.type == "cpu"]
     for start, end in sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in on_cpu):

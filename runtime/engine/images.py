@@ -43,7 +43,7 @@ class EngineImage:
 
 
 class EngineImages:
-    """The images that requests need, by digest. The least recently used are dropped.
+    """The images that requests need, by digest. Images beyond CACHE_BYTES are dropped, the least recently used first.
 
     spec: how the model takes images; None: it does not take images. tower: see `ImageTower`. device: the model's
     device."""

@@ -32,9 +32,9 @@ LAYOUT = 1  # version of a page's layout and computation; pages with another ver
 
 class KVPool:
     """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device, in the model's
-    dtype or quantised with scales. With latent attention, only K has memory. Memory is claimed once, here. If windowed
-    layers have pages of their own, these are numbered separately; in copies, their page p is written ~p, and their slot
-    s is written ~s."""
+    dtype or quantised with scales. With latent attention, only K has memory. All memory is allocated in the
+    constructor. If windowed layers have pages of their own, these are numbered separately. `copy` and `copy_slots` then
+    take page p of windowed layers as ~p, and slot s as ~s, which are negative."""
 
     def __init__(
         self, spec: ModelSpec, n_pages: int, page: int, device: str, n_host: int = 0, file: PageFile | None = None,
@@ -78,7 +78,8 @@ class KVPool:
             ) from e
 
     def _claim_host(self, n_host: int, page_bytes: int) -> Tensor:
-        """The second tier: uint8 [n_host, page_bytes]. A page holds its parts of all pools, one after the other."""
+        """Allocate the second tier, in host memory or in the file: uint8 [n_host, page_bytes]. Each row holds one page:
+        its parts of all pools, one after the other."""
         shape = n_host, page_bytes
         if self.file is not None:
             return torch.frombuffer(self.file.pages, dtype=torch.uint8, count=prod(shape)).view(shape)
@@ -89,7 +90,8 @@ class KVPool:
             raise OutOfMemory(f"{size:.0f} MiB of host memory are not available; lower `host_memory`") from e
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the first n_slots of pages, in all layers: (source, destination, n_slots)."""
+        """Copy the start of pages to other pages, in all layers. copies: (source page, destination page, number of
+        slots to copy)."""
         if not copies:
             return
         whole = [copy for copy in copies if copy[0] >= 0]
@@ -162,8 +164,9 @@ class KVPool:
     # ---- pages of other engines --------------------------------------------------------------------------------
 
     def export(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
-        """Copy pages to `memory`, as its pages number `first` and following. memory: uint8 [export_bytes(n_pages)], has
-        room for n_pages pages."""
+        """Copy pages into a buffer for other engines. pages: the pages of this pool. memory: the buffer, uint8
+        [export_bytes(n_pages)], with room for n_pages pages. first: place in the buffer, counted in pages, of the first
+        copied page; the others follow it."""
         index = torch.tensor(pages, device=self.device)
         for pool, place in self._exported(memory, first, len(pages), n_pages):
             if pool.is_cuda:
@@ -172,8 +175,8 @@ class KVPool:
                 torch.index_select(pool, 0, index, out=place)
 
     def load(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
-        """Fill pages from `memory`, which `export` has filled, starting with its page number `first`. n_pages: as in
-        `export`."""
+        """Copy pages from a buffer that `export` has filled into this pool. pages: the destinations. first: place in
+        the buffer, counted in pages, of the first source page. n_pages: the pages for which the buffer has room."""
         index = torch.tensor(pages, device=self.device)
         for pool, place in self._exported(memory, first, len(pages), n_pages):
             pool.index_copy_(0, index, place.to(self.device))
@@ -183,8 +186,9 @@ class KVPool:
         return sum(_aligned(n_pages * pool[0].numel() * pool.element_size()) for pool in self._pools)
 
     def _exported(self, memory: Tensor, first: int, n: int, n_pages: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each pool: the pool, and the part of `memory` for n of its pages from number `first` on, [n, page, ...].
-        In `memory` the pages of a pool lie together, so that they are copied with one call."""
+        """Yield for each pool: the pool, and a view [n, page, ...] of the part of the buffer `memory` that holds this
+        pool's data of n pages. first: place of the first of these pages in the buffer. n_pages: the pages for which the
+        buffer has room. The data of one pool lies together, so that it is copied with one call."""
         at = 0
         for pool in self._pools:
             size = pool[0].numel() * pool.element_size()

@@ -78,8 +78,8 @@ class Link(Protocol):
 
 
 class InFlightStep(NamedTuple):
-    """A step that the device computes. logits: set until its sampling is launched; from then on, pending is set. start:
-    when the step was launched, by the stopwatch."""
+    """A step that the device computes. logits: the output of the forward pass, until sampling is launched; None
+    afterwards. pending: the result of sampling, from then on. start: the time of the launch, by the stopwatch."""
 
     plan: Plan
     batch: Batch
@@ -89,8 +89,9 @@ class InFlightStep(NamedTuple):
 
 
 class EngineLoop:
-    """One model, its pages, and the requests that run on them. `take` orders, then `step` until the scheduler is idle;
-    or call `run`. If the model fails in a step, the requests of that step fail together and the others go on."""
+    """An engine: one model, its pages, and the requests that run on them. Call `run`; or `take` each message of the
+    server, and then `step` until the scheduler is idle. If the model fails in a step, the requests of that step fail
+    and the others go on."""
 
     def __init__(
         self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic,
@@ -248,14 +249,16 @@ class EngineLoop:
         return self.complete(self.sample(self.launch()))
 
     def advance(self, ahead: InFlightStep | None) -> tuple[InFlightStep | None, InFlightStep | None]:
-        """Sample the step `ahead`, or, if it is None, launch a step and sample it. Then launch the next step, before
-        that one is complete. Returns (sampled step, next step); each is None if there is no such step."""
+        """Launch the sampling of a step, and then the forward pass of the next one, so that the device does not wait.
+        ahead: the step to sample; None: plan and launch one first. Returns (the step that is sampled, the next step).
+        Either is None if there is no such step; the next step is always None if the engine does not plan ahead."""
         step = self.sample(ahead or self.launch())
         return step, self.launch(step) if self.plans_ahead and step is not None else None
 
     def launch(self, before: InFlightStep | None = None) -> InFlightStep | None:
         """Plan a step and launch its forward pass. Returns None if there is nothing to do, or if the step failed.
-        before: the step in flight. With it, also returns None if the next step cannot be planned before its end."""
+        before: the step that is still running; then the new step is planned ahead, and None is also returned if that is
+        not possible."""
         for run, guide, end_ids, error in self.guides.ready():
             if error is not None:
                 self.failed.append(wire.Failed(run.rid, 0, error.code, error.message))
@@ -331,7 +334,8 @@ class EngineLoop:
         return self.exchange.without_own(report, self.failed) if report.finished or failed else report
 
     def reports(self, step: wire.Step) -> list[wire.EngineReport]:
-        """`step`, and all other reports that were not returned yet."""
+        """Return all reports that are due to the server: failed requests, answers, the report of a step if it says
+        anything, and tree events. Each is returned once."""
         out: list[wire.EngineReport] = [*self.failed, *self.answers]
         if step.rids or step.finished:
             out.append(step)
@@ -503,8 +507,9 @@ class EngineLoop:
         return n
 
     def _take_new(self, link: Link) -> list[wire.EngineCommand]:
-        """Take the orders that do not affect the step in flight. Returns the others, and the Runs with an adapter that
-        is not loaded: one of the others may load it."""
+        """Take the messages of the server that cannot affect the step in flight: pings and new requests. Returns the
+        other messages, for later. Requests whose adapter is not loaded are among them, because an earlier one of these
+        messages may load it."""
         deferred: list[wire.EngineCommand] = []
         adapters = (b"", *self.adapters.weights)
         for order in link.drain(block=False):
@@ -515,8 +520,9 @@ class EngineLoop:
         return deferred
 
     def _record_in_flight(self) -> None:
-        """Record the requests of all steps in flight: a fault on the device is noticed late, and may kill the
-        process."""
+        """Record in the flight record which requests are in the steps in flight. If a step kills this process, the
+        server reads there which requests may be the cause. It lists all steps in flight, because a fault on the device
+        is noticed late."""
         if self._flight is not None:
             self._flight.note(LOOP, [work.request.rid for plan in self._in_flight for work in plan.works])
 

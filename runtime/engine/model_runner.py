@@ -71,24 +71,26 @@ class ModelRunner:
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,
                 adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
-        """Like `Model.forward`."""
+        """Run the model once. ids, positions: int64 [n_rows]. ragged: the layout of the rows and their page tables.
+        rows: int64, the rows whose logits are needed. adapted: the rows that use an adapter. Returns logits, float32
+        [len(rows), vocab]."""
         arguments = ids, positions, ragged, self.store.kv, rows
         return self.model.forward(*arguments) if adapted is None else self.model.forward(*arguments, adapted)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Like `KVPool.move`."""
+        """Move pages between the device and host memory; see `KVPool.move`."""
         self.store.move(moves)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Like `KVPool.copy`."""
+        """Copy the start of pages to other pages; see `KVPool.copy`."""
         self.store.copy(copies)
 
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Like `KVPool.copy_slots`."""
+        """Copy KV from slots to other slots; see `KVPool.copy_slots`."""
         self.store.copy_slots(paths)
 
     def load(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
-        """Like `KVPool.load`."""
+        """Copy pages that another engine has exported into the pool; see `KVPool.load`."""
         self.store.load(pages, memory, first, n_pages)
 
 

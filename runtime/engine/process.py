@@ -167,8 +167,9 @@ class _ToServer(logging.Handler):
 
 @contextlib.contextmanager
 def _compiling_on(gpu: str | None) -> Iterator[None]:
-    """If warming up a GPU takes long, report that Triton compiles kernels. Triton caches compiled kernels, and does not
-    say in advance which ones are missing."""
+    """A context manager around the warm-up of a GPU. If the warm-up takes longer than PATIENCE seconds, reports that
+    Triton compiles kernels. Triton does not say in advance whether its cache lacks any. gpu: the name for the report;
+    None: there is no GPU, and nothing is reported."""
     text = "compiling the Triton kernels for %s; at the first start with a model this takes about 20 s"
     timer = threading.Timer(PATIENCE, _log.info, (text, gpu))
     if gpu is not None:
@@ -182,7 +183,8 @@ def _compiling_on(gpu: str | None) -> Iterator[None]:
 
 
 def settle() -> None:
-    """Prepare the process for a long run. Called once, when the engine is built."""
+    """Prepare the process for a long run: keep the garbage collector from scanning the objects that exist now, and let
+    malloc keep large freed buffers. Called once, when the engine is built."""
     gc.freeze()  # collections skip what is alive now, which includes the model
     gc.enable()  # off since the process started (__main__.py)
     # glibc returns large buffers to the kernel and faults them in again in the next step: a cumsum of 64 x 8192 float64
@@ -208,10 +210,10 @@ class ServerLink:
         self._waiting: dict[int, dict[int, Run]] = {}  # client -> its requests; the client whose turn is next is first
 
     def drain(self, block: bool) -> Iterator[EngineCommand]:
-        """Take orders that have arrived: at most _MAX_ORDERS and as many requests, in at most _ORDERS_SECONDS. With
-        `block`, wait for an order, and ignore _ORDERS_SECONDS. Requests come after other orders, one of each client in
-        turn, so thousands of requests of one client do not delay questions or other clients. Raises EOFError when the
-        parent has ended."""
+        """Yield messages of the server that have arrived. Yields first what is no request, and then new requests, one
+        of each client in turn. So thousands of requests of one client delay neither other clients nor questions. A call
+        yields at most _MAX_ORDERS of each kind, and stops after about _ORDERS_SECONDS of CPU time. With `block`, it
+        waits for a message and has no time limit. Raises EOFError when the parent has ended."""
         events = dict(self._poller.poll(None if block and not self._waiting else 0))
         if self._alive_fd in events:
             raise EOFError("the parent has ended")

@@ -72,8 +72,8 @@ class RankReport(msgspec.Struct, frozen=True):
 
 
 class Ranks:
-    """The processes of all other ranks. They end with this process, and this process ends with each of them: no rank
-    can continue alone, and the server starts another engine."""
+    """The processes of all ranks but rank 0, which is this process. When this process ends, they end too. When one of
+    them ends, it ends this process, because no rank can continue alone; the server then starts another engine."""
 
     def __init__(self, config: Config, placement: ModelPlacement, threads: int, path: str) -> None:
         """Start the other ranks, which begin to load their parts of the model. ConfigError: there are too few GPUs."""

@@ -160,7 +160,9 @@ def _apply(edits: list[_Edit], logits: Tensor) -> None:
 
 
 def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[float]], Logprobs]]:
-    """Returns a function that reads, by rid, the logprobs of the scored tokens, and alternatives where requested."""
+    """Start to compute the logprobs of the prompt tokens that this step scores. Returns a function to call when the
+    device is done. It returns two dicts by rid: the logprobs of the tokens, and the most likely alternatives for
+    requests that asked for them."""
     logprobs = logits.log_softmax(-1)  # row by row; logsumexp would split the sum of one row among threads
     flat = _to_host(logprobs.gather(1, batch.targets[:, None]).squeeze(1))
     best: dict[int, tuple[Tensor, Tensor]] = {}
@@ -186,8 +188,9 @@ def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[f
 
 
 def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request | DraftPosition]) -> Callable[[], Logprobs]:
-    """Returns a function that reads, by rid, the sampled tokens' logprobs and alternatives, row by row. own: the
-    model's logprobs, [n, vocab]. ids [n]: the sampled tokens."""
+    """Start to compute the logprobs of sampled tokens, and the most likely alternatives. own: logprobs of the rows, [n,
+    vocab], before penalties and masks. ids: the sampled token of each row, [n]. Returns a function to call when the
+    device is done. It returns a dict: rid -> one entry per row of the request."""
     chosen = _to_host(own.gather(1, ids[:, None]).squeeze(1))
     values, best = own.topk(min(max(r.sampling.top_logprobs for r in requests), own.shape[1]))
     tops, top_ids = _to_host(values), _to_host(best.int())

@@ -54,7 +54,7 @@ class KVChanges:
 
 
 class Reader:
-    """Reads a buffer from its start."""
+    """Reads the buffer that describes a step, which rank 0 has sent. Each call continues where the last one ended."""
 
     def __init__(self, ints: Ints) -> None:
         self._ints, self._at = ints, 0
@@ -67,7 +67,7 @@ class Reader:
         return int(self.take(1)[0])
 
     def apply(self, store: KVPool) -> None:
-        """Make the changes to KV."""
+        """Read the changes to KV, with which the buffer begins, and make them in `store`."""
         while (kind := self.one()) != _END:
             ints = self.take(self.one())
             if kind == _MOVE:
@@ -80,8 +80,9 @@ class Reader:
 
 
 class StepMessage(NamedTuple):
-    """The batch of a step, as another rank reads it. numbers: the token ids of all rows, then the rows whose logits are
-    needed, int64; None: they are broadcast between the devices."""
+    """The batch of a step, as another rank reads it. n_wanted: number of rows whose logits are needed. numbers: the
+    token ids of all rows, then the indexes of the wanted rows, int64; None on a GPU, where they are broadcast between
+    the devices instead."""
 
     ragged: Ragged
     n_rows: int
@@ -90,8 +91,9 @@ class StepMessage(NamedTuple):
 
 
 def pack(changes: Ints, ragged: Ragged, n_wanted: int, numbers: Sequence[np.ndarray]) -> Ints:
-    """Make the buffer of a step. numbers: the parts of `StepMessage.numbers`; (): they are broadcast between the
-    devices."""
+    """Make the buffer that describes a step to the other ranks. changes: see `KVChanges.take`. n_wanted: number of rows
+    whose logits are needed. numbers: the ids of all rows and the indexes of the wanted rows; () on a GPU, where they
+    are broadcast between the devices instead."""
     parts = [changes, np.array((n_wanted, bool(numbers))), *_pack_ragged(ragged), *numbers]
     n = sum(map(len, parts))
     return np.concatenate([np.array((n,)), *parts], dtype=np.int32, casting="same_kind")
@@ -116,7 +118,7 @@ def _pack_ragged(ragged: Ragged) -> list[np.ndarray]:
 
 
 def unpack(reader: Reader, device: torch.device) -> StepMessage:
-    """Read the part of the buffer after the changes to KV."""
+    """Read the batch from a buffer whose changes to KV have been read. device: where the batch's tensors go."""
     n_wanted, has_numbers = reader.take(2).tolist()
     ragged = _unpack_ragged(reader, device)
     n_rows = len(ragged.slots)
