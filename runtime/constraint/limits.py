@@ -33,9 +33,9 @@ def json_decoder(what: str) -> json.JSONDecoder:
 
 
 def check_size(spec: ConstraintSpec, limit: int) -> None:
-    """Raises ConstraintTooLarge if `spec.text` has more than `limit` bytes (a regex: the smaller of `limit` and REGEX),
-    `after` has more than TRIGGERS strings, a string of `after` or `since` more than TRIGGER characters, or `end` more
-    than END."""
+    """Raise ConstraintTooLarge if a part of a constraint is too long. The limits are `limit` bytes for `spec.text` (for
+    a regex, also REGEX bytes), TRIGGERS strings in `after`, TRIGGER characters in `since` and in each string of
+    `after`, and END characters in `end`."""
     n_bytes = len(spec.text.encode("utf-8", "surrogatepass"))
     what = {"json_schema": "the schema", "choices": "the list of choices"}.get(spec.kind, f"the {spec.kind}")
     for name, size, limit_, unit in (

@@ -63,11 +63,12 @@ class LlgConstraint:
 
 
 class LlgGuide(Guide):
-    """A guide over a copy of the matcher.
+    """A guide over its own copy of llguidance's matcher.
 
-    Drafters, the scheduler, masks and commits all accept the same tokens and roll them back. So a rollback only moves
-    `_at`; the matcher itself moves only when an answer is not cached. Tokens that the matcher accepted before are not
-    checked again, and forced tokens (5 to 20 us to compute) are cached per position.
+    Drafters, the scheduler, masks and commits each accept the same tokens and then roll them back, so both must be
+    cheap. A rollback only moves the guide's position. The matcher is moved to this position only when it is needed for
+    an answer that is not cached. Tokens that it accepted before are not checked again. Forced tokens, which take 5 to
+    20 us to compute, are cached per position.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:

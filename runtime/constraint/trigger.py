@@ -56,8 +56,9 @@ class TriggerState(NamedTuple):
 
 
 class TriggeredConstraint:
-    """The compiled constraint of a value that follows a trigger. stages: the searches that free text goes through in
-    order: for the end of the reasoning, if `since` is given, then for a trigger."""
+    """The compiled constraint of a value that follows a trigger in free text. stages: the searches in free text, one
+    after the other: if the constraint has `since`, first for this string, which ends the model's reasoning; then for a
+    trigger."""
 
     def __init__(self, spec: ConstraintSpec, value: CompiledConstraint, vocabulary: Vocabulary) -> None:
         self.value, self.scope, self.vocabulary = value, spec.scope, vocabulary
@@ -73,12 +74,14 @@ class TriggeredConstraint:
         return TriggerGuide(self)
 
     def free_text(self) -> TriggerState:
-        """The state at the start of free text that is searched for a trigger."""
+        """The state at the start of free text in which a trigger is searched for. The search for `since`, if there is
+        one, has ended."""
         return TriggerState(None, b"", len(self.stages) - 1)
 
     def advance(self, state: TriggerState, text: bytes) -> TriggerState | None:
-        """The state after `text` in free text. None if the text completes a trigger, and no value can begin with the
-        text after the trigger."""
+        """Return the state after free text goes on with `text`. If `text` completes `since`, the search for a trigger
+        begins in the rest of `text`. If it completes a trigger, the value begins, and the rest of `text` must be the
+        value's start. Returns None if no value can begin like that."""
         search = self.stages[state.stage]
         if (rest := search.find(state.tail, text)) is None:
             return state._replace(tail=search.tail(state.tail + text))
@@ -97,7 +100,8 @@ class TriggeredConstraint:
         return self._forbidden[key]
 
     def _is_allowed(self, state: TriggerState, token: int) -> bool:
-        """Whether a token that completes a string of this stage may come next."""
+        """Whether a token may come next in free text. The token completes a string that the current stage searches for.
+        It is forbidden if the rest of its text cannot begin what must follow."""
         text = self.vocabulary.spelling[token]
         rest = self.stages[state.stage].find(state.tail, text)
         assert rest is not None

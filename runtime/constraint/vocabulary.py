@@ -25,8 +25,8 @@ class Vocabulary:
     message    the message as received
     spelling   the bytes of each id; larger ids (a model's padding) have none and are never allowed
     special    ids that never stand for text
-    control    ids that mean more than their text (end of turn, tool call); a stop id among them ends an output where
-               the value may end
+    control    ids with a meaning besides their text, such as the end of a turn or a tool call. If such an id is also a
+               stop id of a request, it may end the output where the constrained value may end
     n_vocab    columns of the model's logits; a mask has ceil(n_vocab / 32) words
     """
 
@@ -64,11 +64,12 @@ class Vocabulary:
 
     @cached_property
     def llg(self) -> llguidance.LLTokenizer:
-        """llguidance's tokenizer; takes 0.1 s at 32k tokens, 0.6 s at 128k (one core of an AMD EPYC).
+        """llguidance's tokenizer. To make it takes 0.1 s at 32k tokens, 0.6 s at 128k (one core of an AMD EPYC).
 
-        llguidance needs an eos token. Any token that is not text will do, since guides clear its bit. llguidance also
-        reads the text of a control token as that token, even inside a value, where it would then force an end of text.
-        So control tokens get random names here.
+        llguidance must be given an eos token. If the model has none, any token that is not text will do, because guides
+        forbid it in every mask; if there is none either, Unsupported is raised. Control tokens get random names here.
+        Under their own names, llguidance would read the name in a text as the token, even inside a value, and would
+        then force an end of text there.
         """
         ends = [*self.eos, *sorted(self.special)][:1]
         if not ends:
@@ -94,7 +95,8 @@ class Vocabulary:
 
 
 def _rename(tokenizer: Any, control: frozenset[int]) -> Any:
-    """tokenizer.json with random names for the control tokens."""
+    """Give the control tokens random names in the parsed content of a tokenizer.json, so that no text contains these
+    names. Changes `tokenizer` in place and returns it. control: their ids."""
     secret, vocabulary = secrets.token_hex(8), tokenizer["model"]["vocab"]
     for token in tokenizer["added_tokens"]:
         if token["id"] not in control:

@@ -48,8 +48,8 @@ def _metaschema(draft: Any) -> Any:
 
 
 def _localized(schema: Any) -> Any:
-    """A part of a metaschema whose references point into the merged document. (A `$ref` is a reference if its value is
-    a string. A property that happens to be called `$ref` has a schema as its value.)"""
+    """Return a part of a metaschema in which every reference points into the one merged document. Only a `$ref` whose
+    value is a string is a reference; a property of that name has a schema as its value, and is kept."""
     if isinstance(schema, list):
         return [_localized(one) for one in schema]
     if not isinstance(schema, dict):

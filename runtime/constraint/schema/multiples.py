@@ -1,4 +1,5 @@
-"""Checks `multipleOf`: a number with several of them must be a multiple of their least common multiple."""
+"""Checks `multipleOf`. If several of them apply to one number, it must be a multiple of their least common multiple,
+which may be too large for the compiler."""
 
 from __future__ import annotations
 

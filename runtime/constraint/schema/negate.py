@@ -41,7 +41,8 @@ def all_of(schemas: list[Schema]) -> Schema:
 
 
 def types_of(schema: Schema) -> set[str]:
-    """The types that a schema's own `type`, `enum` and `const` allow. "integer" only if "number" is not allowed."""
+    """The JSON types that a schema's own `type`, `enum` and `const` allow. "number" includes integers, so "integer" is
+    returned only without "number"."""
     if isinstance(schema, bool):
         return set(TYPES) if schema else set()
     named = schema.get("type", TYPES)
@@ -94,7 +95,8 @@ def negation(schema: Schema, document: Document, depth: int = 0) -> Schema:
 
 
 def _negated(key: str, value: Any, no: Any) -> Schema:
-    """The negation of a keyword whose meaning does not depend on other keywords."""
+    """Return the negation of one keyword, whose meaning does not depend on other keywords. no: function that negates a
+    subschema. Raises ConstraintUnsupported if JSON Schema cannot express the negation."""
     match key:
         case "type":
             named = {value} if isinstance(value, str) else set(value)
@@ -141,7 +143,8 @@ def _unsupported(key: str) -> ConstraintUnsupported:
 
 
 def _not_among(values: list[Any]) -> Schema:
-    """A schema that allows all values but `values`, which may contain no objects or arrays except empty ones."""
+    """Return a schema that allows all values but the given ones. Raises ConstraintUnsupported if they include an object
+    or array that is not empty."""
     by_type: dict[str, list[Any]] = {}
     for value in values:
         by_type.setdefault(type_of(value), []).append(value)
@@ -222,7 +225,8 @@ def resolve(schema: Schema, document: Document) -> Schema:
 
 
 def meet(a: set[str], b: set[str]) -> set[str]:
-    """The types in both sets; "integer" is part of "number"."""
+    """The types in both sets. "number" includes "integer": if one set has "number" and the other "integer", the result
+    has "integer"."""
     return a & b | ({"integer"} if ("number" in a and "integer" in b) or ("integer" in a and "number" in b) else set())
 
 

@@ -18,7 +18,9 @@ _SPECIAL = frozenset("[]&~^-\\")
 
 
 def to_rust(pattern: str) -> str:
-    """Returns the translated pattern. Raises ConstraintUnsupported for U+0000; the compiler reports other errors."""
+    """Translate a pattern of JSON Schema (ECMA-262) into Rust's regex syntax. Raises ConstraintUnsupported if the
+    pattern contains U+0000, and ConstraintSyntax if a class or an escape is incomplete. The compiler reports other
+    errors."""
     out, at = [], 0
     while at < len(pattern):
         if pattern[at] == "[":
@@ -43,7 +45,8 @@ def _escape(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _class(pattern: str, start: int) -> tuple[str, int]:
-    """The translated class that begins at `start`, and the index after it."""
+    """Translate the character class that begins at index `start` of the pattern. Returns the Rust text, and the index
+    after the class."""
     at, negated = start + 1, pattern[start + 1 : start + 2] == "^"
     at += negated
     items: list[str] = []

@@ -53,11 +53,14 @@ class Document:
 
     root        the schema
     defs        name -> definition; a reference is {"$ref": "#/$defs/NAME"}, possibly with other keywords beside it
-    is_partial  whether references that cannot be followed, or long multiples, were left out
+    is_partial  whether something was left out, because the finished value is validated anyway: a reference that
+                cannot be followed, or a `multipleOf` with too many digits
     """
 
     def __init__(self, schema: Schema, is_checked: bool = False) -> None:
-        """is_checked: see `rewrite`. Raises a ConstraintError that says what is wrong and where."""
+        """Read the schema. is_checked: whether the finished value is validated. If so, some references that cannot be
+        followed (see `_is_followed`) and `multipleOf`s with too many digits are left out; otherwise they are errors.
+        Raises a ConstraintError that says what is wrong and where."""
         self._is_checked, self.is_partial = is_checked, False
         dialect = schema.get("$schema", "") if isinstance(schema, dict) else ""
         found = re.search(r"draft-0([3-7])", dialect) if isinstance(dialect, str) else None
@@ -138,7 +141,9 @@ class Document:
         return _SchemaLocation(at, base, where)
 
     def _name(self, ref: str, place: _SchemaLocation) -> str:
-        """The name of the definition for a reference's target. Follows references to references."""
+        """Return the name under which a reference's target is in `defs`, and queue the target to be read if it is new.
+        If the target is only a reference itself, its own target is taken. place: the schema that contains the reference
+        `ref`."""
         seen = set()
         while True:
             place = self._find(ref, self._base_of(place.schema, place.base), place.path)
@@ -206,9 +211,10 @@ class Document:
         return out
 
     def _is_followed(self, key: str, place: _SchemaLocation) -> bool:
-        """Whether a reference can be followed. If the value is checked, references that cannot be followed are left
-        out: `$recursiveRef`, a `$dynamicRef` to an anchor that several schemas define (any other `$dynamicRef` is read
-        as a `$ref`), and references to metaschemas."""
+        """Whether a reference can be followed. If not, the reference is left out and `is_partial` set if the finished
+        value is validated; otherwise a ConstraintUnsupported is raised, here or when the target is looked up. These
+        cannot be followed: a `$recursiveRef`; a `$dynamicRef` to an anchor that several schemas define (any other one
+        is read as a `$ref`); a reference to a metaschema. key: the keyword, one of REFS."""
         address, name = urldefrag(_join(self._base_of(place.schema, place.base), place.schema[key]))
         if key == "$ref":
             is_followed = not self._is_checked or address in self._roots or address not in REGISTRY
@@ -221,7 +227,8 @@ class Document:
         return is_followed
 
     def _check_chains(self) -> None:
-        """Limits the depth of nested references, because the compiler follows them by recursion."""
+        """Raise ConstraintTooLarge if references are nested more than CHAIN deep, because the compiler follows them by
+        recursion."""
         links = {name: sorted(_refs(schema)) for name, schema in self.defs.items()}
         seen: set[str] = set()
         for name in sorted(_refs(self.root)):
@@ -241,7 +248,9 @@ def _join(base: str, ref: str) -> str:
 
 
 def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_SchemaLocation]:
-    """The subschemas of a schema in the keywords of ONE, MANY and `named`."""
+    """Yield the direct subschemas of a schema, with their locations. They are the values of the keywords ONE, MANY and
+    `named`. named: keywords whose value is an object of schemas. path, base: the schema's own JSON pointer and the base
+    address of its references."""
     for key in named:
         value = schema.get(key)
         for name, one in (value if isinstance(value, dict) else {}).items():
@@ -285,8 +294,8 @@ def subschemas(schema: Schema) -> list[Schema]:
 
 
 def coefficient(multiple: Fraction) -> int:
-    """The digits of a multiple, without decimal point and trailing zeros. They determine the size of the automaton:
-    0.25 costs as much as 25. 9,999 takes 67 ms and 4 MB (one core of an AMD EPYC)."""
+    """Return the digits of a multiple as an int, without decimal point and trailing zeros: 25 for 0.25. They determine
+    the size of the compiled automaton. A coefficient of 9,999 takes 67 ms and 4 MB (one core of an AMD EPYC)."""
     while multiple.denominator > 1:
         multiple *= 10
     return int(str(multiple.numerator).rstrip("0") or 0)

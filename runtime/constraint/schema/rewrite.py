@@ -68,9 +68,10 @@ def rewrite(
 class _SchemaWriter:
     """Rewrites the schemas of one document.
 
-    names_are_open   whether a pattern "" for unlisted names is added to schemas. Without it, the compiler would take a
-                     listed name that is written with an escape (`"\\u0061"` for "a") for an unlisted name, and allow
-                     a value that is wrong for the listed one. So if False, no string may contain such escapes
+    names_are_open   whether each object schema that names properties gets a pattern "" for the names that it does not
+                     list. Without this pattern, the compiler takes a listed name that is written with an escape
+                     (`"\\u0061"` for "a") for an unlisted one, and allows it a wrong value. So if False, `rewrite`
+                     forbids such escapes in strings
     """
 
     def __init__(self, document: Document, order: str, is_checked: bool, is_loose: bool) -> None:
@@ -79,7 +80,8 @@ class _SchemaWriter:
         self.names_are_open = not any(map(_restricts_names, (document.root, *document.defs.values())))
 
     def write(self, schema: Schema, types: set[str]) -> Schema:
-        """Rewrite a schema. types: the types that the schemas around `schema` allow."""
+        """Rewrite a schema and its subschemas. types: the JSON types that the value can have, as far as the schemas
+        around this one say."""
         ref = schema.get("$ref") if isinstance(schema, dict) else None
         if isinstance(schema, dict) and ref and isinstance(target := self._document.target(ref), bool):
             schema = target and {key: one for key, one in schema.items() if key != "$ref"}
@@ -130,7 +132,9 @@ class _SchemaWriter:
 
     @staticmethod
     def _loosened(key: str, rest: dict[str, Any], before: dict[str, Any]) -> list[Schema]:
-        """Drops a keyword that cannot be enforced. Returns looser schemas in its place, or []."""
+        """Remove a keyword that cannot be enforced from `rest`, with the keywords that depend on it. Returns schemas to
+        use instead, which allow more; [] if there are none. before: the schema before the attempt to rewrite the
+        keyword."""
         for one in (key, *_DEPENDENTS.get(key, ())):
             rest.pop(one, None)
         if key == "oneOf":
@@ -140,8 +144,9 @@ class _SchemaWriter:
         return []
 
     def _order_and_close(self, rest: dict[str, Any]) -> None:
-        """With order "any", turn two or more optional properties into patterns, which may come in any order, and give
-        unlisted names a pattern if they are allowed. Otherwise only `names_are_open` gives them one."""
+        """Rewrite the properties of an object schema, in place. With order "any", two or more optional properties
+        become patterns, because patterns may match in any order; if unlisted names are allowed, they get a pattern too.
+        Otherwise unlisted names get a pattern if they are allowed and `names_are_open` is True."""
         properties, needed = rest.get("properties", {}), rest.get("required", ())
         is_open = rest.get("additionalProperties", True) is not False
         free = [name for name, one in properties.items() if name not in needed and one is not False]
@@ -159,9 +164,11 @@ class _SchemaWriter:
 
     @staticmethod
     def _exclude_ends(rest: dict[str, Any]) -> None:
-        """If the end of a range that is nearer to 0 is exclusive and a whole number, add an inclusive bound just inside
-        it. Otherwise the compiler (llguidance 1.9.1) would allow the end itself if the other end is no whole number, as
-        in 0 < x < 0.5. The bound is at least 2 ulp from the end, because the compiler reads a bound only to 1 ulp."""
+        """Work around an error of the compiler (llguidance 1.9.1): it allows an exclusive bound itself if the bound is
+        a whole number and the range's other end is not, as in 0 < x < 0.5. This adds an inclusive bound just inside the
+        exclusive one. It does so for an `exclusiveMinimum` of at least 0 and an `exclusiveMaximum` of at most 0, if
+        they are whole numbers. The new bound is at least 2 ulp away, because the compiler reads bounds only to 1
+        ulp."""
         for key, inner, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
             end = sign * rest.get(key, -sign)
             if 0 <= end < 2**51 and end == int(end):  # above, floats have no fractions left
@@ -193,8 +200,8 @@ class _SchemaWriter:
         ]
 
     def _format(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        """Replaces `format` by the pattern with which finished values are checked. The compiler's own formats
-        differ."""
+        """Replace `format` by a pattern, the one with which finished values are validated, because the compiler's own
+        formats differ. Removes `format` from `rest`, and returns the pattern as a schema that must hold too."""
         return [{"pattern": f"^(?:{ENFORCED_FORMATS[rest.pop('format')]})$"}]
 
     def _one_of(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
@@ -273,8 +280,10 @@ class _SchemaWriter:
         )
 
     def _counts(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
-        """`minProperties` and `maxProperties`: the compiler counts only required and unlisted properties. So each set
-        of optional properties becomes an alternative, in which the set is required and the other ones are forbidden."""
+        """Rewrite `minProperties` and `maxProperties`, because the compiler counts only required and unlisted
+        properties. Instead, there is one alternative for each set of optional properties that the counts allow. It
+        requires the set, or forbids the optional properties outside of it, or does both. Returns the alternatives as a
+        schema that must hold too, or [] if none are needed."""
         needed = set(rest.get("required", ()))
         free = [name for name, one in rest.get("properties", {}).items() if one is not False and name not in needed]
         is_closed = rest.get("additionalProperties") is False and "patternProperties" not in rest
@@ -337,7 +346,9 @@ class _SchemaWriter:
         return [any_of(ways)]
 
     def _evaluations(self, schema: Schema, depth: int) -> list[_Evaluated]:
-        """An `_Evaluated` for each way to match a schema that evaluates other properties or items."""
+        """Return the ways to match a schema, for `unevaluatedProperties` and `unevaluatedItems`. Each way is an
+        `_Evaluated`: which properties and items the schema then evaluates. depth: how deep the schema is nested in the
+        first one; beyond 16, ConstraintUnsupported is raised."""
         if depth > 16:
             raise ConstraintUnsupported('JSON Schema keyword "unevaluated..." beside a loop of "$ref" is not supported')
         if isinstance(schema, bool):
@@ -368,7 +379,8 @@ class _SchemaWriter:
         return self._product(sets)
 
     def _branches(self, branches: list[Schema], depth: int, maximum: int) -> list[_Evaluated]:
-        """The ways to match 1 to `maximum` of the branches together, but no more than 3 of them."""
+        """Return the ways to match the branches of an `anyOf` or `oneOf`: for each combination of 1 to `maximum`
+        branches that match together, but at most 3. depth: see `_evaluations`."""
         ways = []
         for n in range(1, min(maximum, 3) + 1):
             for some in combinations(branches, n):
@@ -376,7 +388,8 @@ class _SchemaWriter:
         return ways
 
     def _under(self, schemas: list[Schema], depth: int, when: Schema = True) -> list[_Evaluated]:
-        """The ways to match `when` and all of the schemas together. Each way names them all as its condition."""
+        """Return the ways to match all of `schemas`, and `when`. Each way has all these schemas among its conditions
+        (`_Evaluated.when`). depth: see `_evaluations`."""
         found = self._product([self._evaluations(one, depth + 1) for one in schemas])
         held = tuple(one for one in (when, *schemas) if one is not True)
         return [way._replace(when=(*held, *way.when)) for way in found]
@@ -396,7 +409,8 @@ _DEPENDENTS = {"if": ("then", "else"), "contains": ("minContains", "maxContains"
 
 
 def _restricts_names(schema: Schema) -> bool:
-    """Whether a schema or a part of it restricts unlisted properties in another way than by forbidding them all."""
+    """Whether a schema, or a part of it, restricts property names by a pattern, or the values of unlisted names by a
+    schema while it lists other names. To forbid all unlisted names does not count."""
     if isinstance(schema, bool):
         return False
     keys = schema.keys()
@@ -416,7 +430,9 @@ def _longest(schema: dict[str, Any]) -> int | None:
 
 
 class _Evaluated(NamedTuple):
-    """The properties and items that are evaluated if all of `when` holds."""
+    """The properties and items that a schema evaluates if the value matches all schemas in `when`. Names and patterns
+    of properties; n_items: the first so many items; all_names, all_items: all of them; some_items: those that match a
+    `contains`."""
 
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
@@ -427,7 +443,7 @@ class _Evaluated(NamedTuple):
     when: tuple[Schema, ...] = ()
 
     def combined(self, other: _Evaluated) -> _Evaluated:
-        """What is evaluated if both schemas hold."""
+        """The properties and items that are evaluated if the value matches the schemas of both."""
         return _Evaluated(
             tuple(dict.fromkeys((*self.names, *other.names))),
             tuple(dict.fromkeys((*self.patterns, *other.patterns))),
