@@ -42,7 +42,7 @@ class AdmittedProgram:
 
 
 class AdmissionControl:
-    """Keeps the admitted programs, by rank, and decides which requests may start."""
+    """Keeps the admitted programs in order of priority, deadline and age, and decides which requests may start."""
 
     def __init__(self, page: int) -> None:
         self._page = page
@@ -90,8 +90,8 @@ class AdmissionControl:
                 del self._shared_now[program.shared]
 
     def has_room(self, request: Request, n_new: int, n_slots: int, now: float) -> bool:
-        """Whether n_new tokens of the request fit into the n_slots that no running request uses, beside the texts of
-        older paused programs."""
+        """Whether n_new more tokens of the request fit into the cache while the texts of older programs stay in it.
+        Counts only programs that are paused and expected to return. n_slots: slots that no running request uses."""
         rank, earliest = _rank(request), now - PAUSES * self._pause
         left, counted = n_slots - n_new, set[tuple[int, int]]()
         for program in self._by_rank:

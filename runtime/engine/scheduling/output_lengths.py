@@ -20,9 +20,9 @@ class OutputLengths:
         self._classes.setdefault(max_tokens.bit_length(), _LengthClass()).note(n_out)
 
     def left(self, max_tokens: int, n_out: int) -> int:
-        """The expected number of tokens that an output of n_out tokens will still get, from the mean length of finished
-        outputs that were longer. If none was longer, half of what max_tokens leaves; if none has finished, all of
-        it."""
+        """How many more tokens an output that has n_out tokens is expected to get. Computed from the mean length of
+        finished outputs that were longer than n_out and had a similar max_tokens. If none of them was longer, returns
+        half of max_tokens - n_out; if none has finished yet, all of max_tokens - n_out."""
         max_left = max_tokens - n_out
         known = self._classes.get(max_tokens.bit_length())
         if known is None:

@@ -45,8 +45,8 @@ _rank = attrgetter("key")
 
 
 class QueueOrder:
-    """Waiting requests, and the order in which they start. This base class orders them by rank: priority, deadline,
-    arrival."""
+    """The waiting requests, and the order in which they start. This base class orders them by `Request.key`: priority,
+    then deadline, then arrival."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -77,7 +77,7 @@ _Place = tuple[float, int, int]
 
 
 class _ProgramQueue:
-    """The waiting requests of one program, by rank."""
+    """The waiting requests of one program, ordered by `Request.key`."""
 
     def __init__(self, request: Request, is_fair: bool) -> None:
         self.serial, self.account = request.serial, request.program
@@ -128,7 +128,7 @@ class _PriorityQueue:
 
 
 class ProgramOrder(QueueOrder):
-    """By priority, then client, then program, and within a program depth-first."""
+    """Orders requests by priority, then by client and program, and within a program depth-first."""
 
     def __init__(self, is_fair: bool) -> None:
         """is_fair: among the programs of a client, the one with the fewest computed tokens goes first. False: the
@@ -194,9 +194,9 @@ class ProgramOrder(QueueOrder):
 
 
 class PrefixOrder(QueueOrder):
-    """The longest prefix in the tree first. A request is matched with the tree when it is added. When a prompt is
-    published, its neighbors in sorted order are updated. An eviction is noticed when a request that needs the evicted
-    prefix comes first."""
+    """Orders requests by the length of their prefix in the tree, the longest first. A request is matched with the tree
+    when it is added. When a prompt has been stored in the tree, the waiting requests next to it in sorted order are
+    matched with it. An eviction is only noticed when a request that needs the evicted prefix comes first."""
 
     def __init__(self, n_matched: Callable[[Request], int]) -> None:
         self._n_matched = n_matched
@@ -260,7 +260,8 @@ class Queue:
     """The waiting requests in the configured order."""
 
     def __init__(self, schedule: Schedule, n_matched: Callable[[Request], int]) -> None:
-        """n_matched: returns how many tokens of a request are in the tree."""
+        """schedule: one of the orders that the module describes. n_matched: function that returns how many tokens of a
+        request are in the tree."""
         self._is_by_program = schedule in ("dfs", "fair")
         self.order: QueueOrder
         if schedule == "lpm":

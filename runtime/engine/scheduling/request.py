@@ -1,8 +1,8 @@
 """One generation in the engine, and what a step passes between scheduler and model. No torch.
 
 A request has no phase, only counts: of its `n_total` tokens, `n_computed` have their keys and values in its pages, and
-a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree differ in nothing else. A
-step that reaches the last token also samples the next one."""
+a step computes `n_new` more. Prefill, chunked prefill, decode and a cached prefix differ only in these counts. A step
+that reaches the last token also samples the next one."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Request:
 
     @property
     def serial(self) -> int:
-        """The number of its program; -1 if it belongs to none."""
+        """The serial number of the request's program; -1 if the request belongs to no program."""
         return self.run.order[0] if self.run.order else -1
 
     @property
@@ -132,7 +132,8 @@ class Request:
 
     @property
     def n_left(self) -> int:
-        """Tokens that no step has computed or is computing. 0: the step in flight is the request's last."""
+        """How many tokens have still to be computed, not counting those that the step in flight computes. 0: the step
+        in flight is the request's last."""
         return len(self.ids) + self.n_pending - self.n_computed - self.n_inflight
 
 

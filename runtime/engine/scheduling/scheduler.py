@@ -138,7 +138,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a plan would be empty."""
+        """Whether there is nothing to plan: there are no requests, or all of them wait for images."""
         return len(self.requests) == len(self.lacking)
 
     # ---- take ------------------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ class Scheduler:
     def take(
         self, order: Run | Abort | ProgramEnded, guide: Guide | None = None, end_ids: tuple[int, ...] = ()
     ) -> None:
-        """Queue a Run, abort a request, or note that a program has ended. Unknown rids belong to requests that have
-        ended. A Run that cannot be served is Failed in the next report. A Run with a constraint comes with its guide;
-        see `Request` for `end_ids`."""
+        """Take a message of the server: queue a Run, abort a request, or note that a program has ended. An Abort of an
+        unknown request is ignored: the request has ended already. If a Run cannot be served, the next report has its
+        Failed. guide: the grammar state, for a Run with a constraint. end_ids: see `Request`."""
         if isinstance(order, ProgramEnded):
             if self.waiting.end_program(order.client, order.program) and self.admission is not None:
                 self.admission.end_program(order.client, order.program)
@@ -168,8 +168,8 @@ class Scheduler:
             self._finish_if_complete(request)  # a previous engine may have generated all of it
 
     def admit(self, order: Run) -> int:
-        """Return the n_total at which the length limit ends the request. 0: it cannot be served; the next report says
-        why."""
+        """Check whether a Run can be served. Returns the number of tokens, prompt and output together, at which the
+        request must end. Returns 0 if the Run cannot be served; the next report then has the reason. order: the Run."""
         try:
             if order.rid in self.requests:
                 raise BadMessage(f"request {order.rid} exists already")
@@ -392,7 +392,8 @@ class Scheduler:
         return bool(missing)
 
     def take_wants(self) -> tuple[bytes, ...]:
-        """The images to ask for now. Only MAX_ASKING requests ask at a time, because images take memory."""
+        """Return the digests of images to request from the server now. Only images of the first MAX_ASKING requests
+        that lack some are requested, because images take memory."""
         if not self.lacking:
             return ()
         wanted = {image for missing in islice(self.lacking.values(), MAX_ASKING) for image in missing} - self._asked
@@ -492,8 +493,9 @@ class Scheduler:
         return self.cache.n_usable(request.ids.tobytes(), request.run.namespace, request.n_reusable)
 
     def _is_being_computed(self, request: Request, n_cached: int) -> bool:
-        """Whether a running request is computing more of this request's prefix than the tree has. Then this request
-        waits for the next plan."""
+        """Whether a running request is computing a part of this request's prefix that the tree lacks, and the part is
+        long enough to wait for it (WORTH_WAITING). If so, this request waits for a later plan. n_cached: how many of
+        its tokens the tree has."""
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
         if (found := self.cache.in_flight.find(request.run.ids, request.run.namespace)) is None:
@@ -752,7 +754,8 @@ class StepReport:
         request.n_unreported = 0
 
     def logprobs(self, request: Request, tops: Sequence[TopLogprobs]) -> None:
-        """Add the logprobs of a request's latest tokens; empty where they were not requested."""
+        """Add the logprobs of a request's latest output tokens. tops: one entry per token; () if the request did not
+        ask for logprobs."""
         if tops:
             self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), *tops)
 

@@ -107,7 +107,8 @@ _Ask = tuple[_DraftHistory, Request, int]
 
 
 class DepthController:
-    """The drafters and their records. The scheduler calls it in each plan and commit; see the module."""
+    """Decides which requests get drafts, and keeps the acceptance rates of the drafters; see the module. The scheduler
+    calls it when it plans and when it commits a step."""
 
     def __init__(self, drafters: Sequence[Drafter] = (), jumps: bool = True, cost: Cost | None = None,
                  max_depth: int = MAX_DEPTH, max_tree: int = MAX_TREE,
@@ -245,8 +246,9 @@ class DepthController:
                 is_first = False
 
     def _fail(self, d: int, asks: Sequence[_Ask], error: Exception) -> None:
-        """Go on without a drafter that failed, for the requests that it was asked about: no output depends on drafts.
-        Raises if the device itself is lost."""
+        """Record that a drafter failed. It is not asked again about the requests in `asks`, and its proposals for them
+        are dropped; the requests go on, because no output depends on drafts. Raises if the device itself is lost. d:
+        index of the drafter."""
         self._count_failure(self.drafters[d], error, f"{len(asks)} requests go on without its drafts")
         for history, *_ in asks:
             history.failed.add(d)

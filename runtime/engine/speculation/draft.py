@@ -55,7 +55,7 @@ class Drafter:
         return True
 
     def n_behind(self, request: Request) -> int:
-        """Rows that the drafter must compute before it can propose something for this request."""
+        """How many rows the drafter must compute before it can propose something for this request."""
         return 0
 
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:

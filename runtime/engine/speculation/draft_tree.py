@@ -149,8 +149,9 @@ def flatten(branches: Sequence[DraftBranch], counts: Sequence[int]) -> DraftToke
 
 
 def trim(request: Request, draft: DraftTokens, budget: int) -> DraftTokens:
-    """Cuts a draft to the budget and to the pages that the request can claim. Drops tokens that end the output or that
-    the constraint forbids, and all tokens below these. Claims pages; may change `draft`."""
+    """Shorten a draft to the budget and to the pages that the request can claim, and claim these pages. Drops tokens
+    that end the output or that the constraint forbids, with all tokens that follow them. Returns the remaining draft;
+    may change `draft`."""
     tokens, parents = draft.tokens, draft.parents
     assert request.lease is not None
     n = min(budget, len(tokens))

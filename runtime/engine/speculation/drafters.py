@@ -71,7 +71,8 @@ def find(config: Config, large: Path) -> DraftSource | None:
 
 
 def read(source: DraftSource, resolved: Resolved, large: load.Model) -> DraftModel:
-    """Load the draft model or head onto the large model's device, in its dtype."""
+    """Load the draft model or head onto the large model's device, in its dtype. Raises Unsupported if the large model
+    cannot be combined with it."""
     device, dtype, path = torch.device(resolved.device), getattr(torch, resolved.dtype), source.path
     if source.kind == "model":
         context = min(resolved.context, spec.read_spec(path).max_context)

@@ -53,10 +53,14 @@ rule of a single text."""
 class _QuoteRule(NamedTuple):
     """How to find a quote in a prompt, for outputs that end with the rule's key. See the module for "key" and "plain".
 
-    lead output tokens between the key and the quote left, right plain text beside the quoted run in the prompt is_plain
-    the quote's first token is copied without its leading space following tokens that came after quotes in outputs,
-    latest first weight number of words in left and right last the last quote, plain has_right a quote may contain
-    `right` is_shared the rule was learned from several texts"""
+    lead         output tokens between the key and the quote
+    left, right  plain text beside the quoted run in the prompt
+    is_plain     the quote's first token is copied without its leading space
+    following    tokens that came after quotes in outputs, latest first
+    weight       number of words in left and right
+    last         the last quote, plain
+    has_right    a quote may contain `right`
+    is_shared    the rule was learned from several texts"""
 
     lead: array[int]
     left: str
@@ -102,7 +106,7 @@ class Quote(NamedTuple):
 
 
 class QuoteState:
-    """The quotes of one request."""
+    """The quotes of one request: its prompt, and the quote that was proposed and is not judged yet."""
 
     def __init__(self, request: Request) -> None:
         self.prompt = request.ids[max(0, request.n_prompt - N_NEAR) : request.n_prompt]
@@ -289,8 +293,9 @@ def _best_match(rules: Sequence[_QuoteRule], prompt: str) -> tuple[_QuoteRule, i
 
 
 def _match(prompt: str, rule: _QuoteRule) -> tuple[int, int]:
-    """Start and end of the rule's last match in the prompt; (0, 0) for none. A rule from one text need not match with
-    all of its context."""
+    """Find the rule's last match in the prompt. Returns (start, end) of the quote; (0, 0) if there is none. A rule from
+    several texts must match with all of its context; a rule from one text only with the nearest two tokens on the left
+    and one on the right."""
     left, right = (rule.left, rule.right) if rule.is_shared else (rule.left[-2:], rule.right[0])
     n_left, stop = len(left), len(prompt)
     for _ in range(N_PLACES):

@@ -111,7 +111,7 @@ class Chunks:
 
 
 class _ChunkRead(ThreadRead):
-    """Fetches a buffer in chunks."""
+    """Reads another engine's buffer over ZeroMQ, in chunks of at most CHUNK bytes."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: bytes, name: bytes, number: int, n_bytes: int,

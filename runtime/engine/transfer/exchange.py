@@ -52,7 +52,7 @@ FIRST_RID = 1 << 62
 
 
 class RunsRequests(Protocol):
-    """What this file needs of the scheduler."""
+    """The part of the scheduler that a KVExchange uses."""
 
     def take(self, order: Run | Abort) -> None: ...
 
@@ -117,7 +117,7 @@ class KVExchange:
 
     @property
     def is_active(self) -> bool:
-        """Whether `work` should be called."""
+        """Whether `work` must be called: there are pulls under way, or reports to send."""
         return bool(self._exporting or self._importing or self._reports)
 
     @property
@@ -179,7 +179,8 @@ class KVExchange:
         return (len(ids) // 4 - 1) // self.cache.page * self.cache.page
 
     def _copy_stored(self, one: _Exporting) -> None:
-        """Lease the stored prefix, and start to copy its pages."""
+        """Lease the longest stored prefix of the exported prompt, and start to copy its pages into a buffer. The export
+        fails if this prefix does not reach beyond the token at which the export begins. one: the export."""
         run, page = one.export.run, self.cache.page
         limit = min(self._n_whole(run.ids), one.export.first + self.buffers.room // self._page_bytes * page)
         n = self.cache.n_usable(run.ids, run.namespace, limit)

@@ -32,7 +32,7 @@ POLL = 0.0005
 
 
 class Nixl:
-    """The transport over NIXL."""
+    """The transport over NIXL, NVIDIA's library for moving tensors. See the module."""
 
     def __init__(self, wake: int) -> None:
         """wake: an eventfd that becomes readable when a read has ended. ConfigError: NIXL is not installed."""

@@ -39,8 +39,9 @@ def head(name: bytes, number: int) -> bytes:
 
 
 class Buffer:
-    """Registered memory. memory: what peers read. number: the number of its current content. address: the address of
-    its head in this process. before_close: called before the memory is released."""
+    """Memory for pages that other engines read, or that are read from other engines. memory: the bytes of the pages.
+    number: the number of its current content. address: where its head is in this process. before_close: called before
+    the memory is released."""
 
     def __init__(self, n_bytes: int) -> None:
         self.name, self.number, self.unused_since = secrets.token_bytes(16), 0, 0.0
@@ -73,7 +74,7 @@ class Buffer:
 
 
 class Buffers:
-    """The buffers of an engine."""
+    """Buffers for KV transfer, of at most `limit` bytes together. Free buffers are kept, to be used again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit: int = MAX_BUFFERS) -> None:
         self._clock, self._limit = clock, limit
