@@ -154,7 +154,8 @@ class TriggerGuide(Guide):
         return len(tokens)
 
     def _after(self, token: int) -> TriggerState | None:
-        """The state after a token; None if the token is not allowed. In a value, the value's guide advances."""
+        """Return the state after a token, or None if the token is not allowed. While a value is being written, advances
+        the value's guide."""
         compiled, value = self._compiled, self._state.value
         if value is None:
             spelling = compiled.vocabulary.spelling

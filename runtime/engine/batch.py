@@ -30,8 +30,8 @@ class DeferredTokens(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The tensors of one step. The model returns first the logits of the rows whose next tokens are scored, then those
-    of the rows that sample a token."""
+    """The tensors of one step. The model returns logits of `rows`: first the rows for which the logprob of the next
+    prompt token is requested (n_scored), then the rows that sample a token (n_sampled)."""
 
     ids: Tensor  # int64 [n_rows]
     positions: Tensor  # int64 [n_rows]

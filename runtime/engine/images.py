@@ -64,7 +64,8 @@ class EngineImages:
         return self._n_bytes, CACHE_BYTES
 
     def add(self, pixels: wire.ImagePixels) -> None:
-        """Take the answer to WantImages. ValueError: its arrays are invalid."""
+        """Store the pixels of an image, which the server has sent on request. ValueError: its arrays are invalid. Does
+        nothing if the server sent an error instead."""
         if pixels.error:
             return
         arrays = {

@@ -197,7 +197,8 @@ class KVPool:
             at += _aligned(n_pages * size)
 
     def _places(self) -> Iterator[tuple[Tensor, slice]]:
-        """For each pool: the pool, and which bytes of a host page hold its part."""
+        """Yield for each pool: the pool, and the range of bytes in a page of the second tier that holds the pool's
+        part."""
         at = 0
         for pool in self._pools:
             end = at + pool[0].numel() * pool.element_size()

@@ -211,9 +211,9 @@ class EngineLoop:
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, link: Link) -> None:
-        """The engine's loop: runs until the link ends. With a GPU, the next step is launched before the current one is
-        complete, if `Scheduler.plan_ahead` can plan it. While the GPU computes, the last report is sent and new
-        requests are taken; other orders are deferred to the end of the step."""
+        """Run the engine until the link to the server ends. On a GPU, the next step is launched before the current one
+        is complete, if `Scheduler.plan_ahead` can plan it. While the GPU computes, the last report is sent and new
+        requests are taken; other messages of the server wait until the step is complete."""
         link.watch(self.guides.wake)
         if self.exchange.wake is not None:
             link.watch(self.exchange.wake)

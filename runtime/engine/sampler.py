@@ -41,8 +41,8 @@ class PendingSample(NamedTuple):
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> PendingSample:
-    """Launch the sampling of a step, and the scoring of its prompt tokens. logits: float32 [n_scored + n_sampled,
-    vocab], changed in place. masks: the masks of the rows that sample."""
+    """Launch the sampling of a step, and the computation of the prompt logprobs that it needs. logits: float32
+    [n_scored + n_sampled, vocab], changed in place. masks: the masks of the rows that sample."""
     scores = _scores(logits[: len(batch.targets)], batch) if batch.scored else None
     ids, chosen = (
         _choose(batch.sampling_logits(logits), batch.sampled_for, masks) if batch.sampled_for else (None, None)
@@ -144,8 +144,8 @@ def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
 
 
 def _apply(edits: list[_Edit], logits: Tensor) -> None:
-    """Apply edits, no two of which change the same logit. Tokens that have no logit are left out: some stop ids, and
-    tokens of the large model that a draft model lacks."""
+    """Apply edits to the logits, in place. No two edits may change the same logit. Skips tokens without a logit: some
+    stop ids, and tokens of the large model that a draft model lacks."""
     if not edits:
         return
     rows, tokens, factors, shifts = zip(*edits, strict=True)

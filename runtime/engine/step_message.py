@@ -47,7 +47,7 @@ class KVChanges:
         self._ints.extend((kind, len(ints), *ints))
 
     def take(self) -> Ints:
-        """All changes since the last call."""
+        """Return all changes since the last call, packed as the first part of a step's buffer."""
         ints, self._ints = self._ints, array("i")
         ints.append(_END)
         return np.frombuffer(ints, np.int32)
@@ -144,7 +144,7 @@ def _unpack_ragged(reader: Reader, device: torch.device) -> Ragged:
 
 
 def receive(peer: socket) -> Reader | None:
-    """The next buffer; None: rank 0 has ended."""
+    """Receive the buffer that describes the next step from rank 0. Returns None if rank 0 has ended."""
     length = np.empty(1, np.int32)
     if peer.recv_into(length.data.cast("B"), 0, MSG_WAITALL) < length.nbytes:
         return None

@@ -20,7 +20,8 @@ def check_finite(root: dict[str, Any], defs: dict[str, Schema]) -> None:
 
 
 def _is_finite(schema: Schema, finite: set[str]) -> bool:
-    """Whether some finite value satisfies a schema, if one satisfies each definition in `finite`. True if unknown."""
+    """Whether some finite value satisfies a schema, if each definition named in `finite` has a finite value. True if
+    unknown."""
     if isinstance(schema, bool):
         return True
     if "$ref" in schema and target_name(schema["$ref"]) not in finite:

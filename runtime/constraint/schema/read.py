@@ -2,7 +2,7 @@
 
 Keywords that do not restrict values are dropped: titles, comments, formats that only annotate, unknown keywords.
 Keywords of earlier drafts (tuples as `items`, `dependencies`, a boolean `exclusiveMinimum`, ignored neighbours of
-`$ref`) are converted. The parts of the normal form can be taken apart and combined without resolving addresses.
+`$ref`) are converted. Schemas in normal form can be split and combined without resolving addresses.
 """
 
 from __future__ import annotations
