@@ -28,7 +28,7 @@ class ModelRunner:
     makes to the pool go through this class."""
 
     has_whole_pages = True
-    """Whether its pool has the KV of all heads."""
+    """Whether the pool has the KV of all heads. False with tensor parallelism."""
 
     def __init__(self, model: Model, store: KVPool, graphs: Graphs | None = None) -> None:
         self.model, self.store, self.graphs = model, store, graphs

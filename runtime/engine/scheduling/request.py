@@ -41,8 +41,8 @@ class Request:
     client: ServiceAccount
     program: ServiceAccount
     key: tuple[Any, ...]
-    """The request's rank, set by the queue. The request with the larger rank is retracted first when pages are
-    short."""
+    """The key by which requests are ordered, set by the queue; the smallest goes first. When pages are short, the
+    running request with the largest key is retracted first."""
 
     def __init__(self, run: Run, max_total: int, guide: Guide | None = None, end_ids: tuple[int, ...] = ()) -> None:
         """run: the message with the prompt and the parameters. max_total: the request ends at the latest when prompt

@@ -38,7 +38,7 @@ from banyan.runtime.protocol.wire import Abort, Failed, Finish, FinishReason, Pr
 
 WORTH_WAITING = 16  # tokens; requests with a shorter new prefix in common all compute it, because waiting costs a step
 FORESIGHT = 1.0
-"""Before another request starts, this share of the pages that running requests are expected to claim must be available.
+"""A request starts only if this share of the pages that it and the running requests are expected to claim is available.
 With 0, requests start as long as there is a page, and retract each other."""
 
 MAX_ASKING = 4
@@ -117,7 +117,7 @@ class Scheduler:
             self.max_running = min(self.max_running, cache.states.n_slots)
         self.requests: dict[int, Request] = {}  # rid -> request; all that have not ended
         self.waiting = Queue(schedule, self._n_matched)
-        self.running: list[Request] = []  # by rank; exactly those that hold a lease
+        self.running: list[Request] = []  # ordered by `Request.key`; exactly those that hold a lease
         self.following: list[Request] = []  # wait for the next plan: another request computes their prefix in this step
         self.lacking: dict[Request, set[bytes]] = {}  # waiting request -> digests of the images that it lacks
         self._find_image = find_image

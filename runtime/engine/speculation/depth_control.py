@@ -45,8 +45,8 @@ FIRST_RATE, FIRST_OTHER_RATE = 0.7, 0.2
 another drafter's token."""
 TRUST = 1.0  # weight of the rate of a kind, in tokens of the request's own record
 MEMORY, LONG_MEMORY = 0.9, 0.998
-"""With each judged draft, the counts of a request's own record are multiplied by MEMORY, those of a kind's record by
-LONG_MEMORY, before the draft is added."""
+"""Before a judged draft is added, the counts of its request are multiplied by MEMORY, and the counts of its kind by
+LONG_MEMORY."""
 MAX_CREDIT = 4
 """The most right tokens that one draft counts for, if all its tokens are uncertain. Otherwise one long draft would
 dominate the rate."""
@@ -58,7 +58,8 @@ MAX_PAUSE = 32
 """Most steps in which no drafter is asked about a request. `can_skip` may add as many, so that steps can be planned
 ahead."""
 RARE_HITS = 0.05
-"""If a smaller share of all asks led to a draft, pauses are twice as long, and a new request starts with a pause."""
+"""An ask is a step in which drafters are asked about a request. If a smaller share of recent asks led to a draft,
+pauses between asks are twice as long, and a new request starts with a pause."""
 RECENT = 0.04  # weight of one ask in that share, and of one step in the mean length of drafts
 DEPTHS = (1, 2, 3, 4, 6, 8)
 MAX_PROMPT_ROWS = 4

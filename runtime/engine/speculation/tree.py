@@ -20,14 +20,14 @@ from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
 from banyan.runtime.engine.speculation.quotes import FIRST_RATE, MIN_RATE, QuoteIndex, QuoteState
 
 ORDERS = (16, 6, 3)
-"""Lengths of the n-grams that are looked up, in this order. The longest reaches from the start of a turn across its
-role marker, which all turns share, into the question."""
+"""Lengths of the n-grams that are looked up, in this order. At the start of an answer, the longest n-gram includes the
+role marker, which all answers share, and the end of the question."""
 STRIDE, MAX_PENDING = 32, 1 << 13
 """STRIDE: a running text is queued for the index after this many new tokens. MAX_PENDING: most queued tokens of all
 texts. An index update takes 0.1 ms, whether for few or many tokens. Ended texts are queued until the next proposal."""
 QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
-"""The kinds of matches of all n-grams but the longest. A quote is more likely to be right than these."""
+"""The kinds of proposals that follow an n-gram other than the longest. A quote is more likely to be right."""
 N_TOKENS = 1 << 20  # most tokens of ended texts; beyond that the oldest are evicted
 TEXT_BYTES = 300  # bytes that an ended text takes besides its tokens
 MIN_TOKENS = 32  # if ended texts are shorter on average, fewer tokens are kept, because of TEXT_BYTES

@@ -46,7 +46,7 @@ from banyan.runtime.protocol.wire import (
 )
 
 PIECE = 4 << 20
-"""Bytes of a piece, which are copied in less than 1 ms."""
+"""Bytes of a piece. Copying a piece takes less than 1 ms."""
 FIRST_RID = 1 << 62
 """The rids of requests that compute prefixes for exports start here. The server's own rids are lower."""
 
