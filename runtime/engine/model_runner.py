@@ -71,9 +71,8 @@ class ModelRunner:
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,
                 adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
-        """Run the model once. ids, positions: int64 [n_rows]. ragged: the layout of the rows and their page tables.
-        rows: int64, the rows whose logits are needed. adapted: the rows that use an adapter. Returns logits, float32
-        [len(rows), vocab]."""
+        """Run the model once; see `Model.forward`. rows: the rows whose logits are needed. Returns their logits,
+        float32 [len(rows), vocab]."""
         arguments = ids, positions, ragged, self.store.kv, rows
         return self.model.forward(*arguments) if adapted is None else self.model.forward(*arguments, adapted)
 

@@ -25,8 +25,8 @@ _MAX_WORD = 81  # characters of a string that is excluded: the compiler takes 25
 
 
 def any_of(schemas: list[Schema]) -> Schema:
-    """Return a schema that allows the values that any of `schemas` allows. An `anyOf` is only made if at least two of
-    them allow some values and none allows all."""
+    """Return a schema that allows the values that any of `schemas` allows: True, False, a single schema, or an
+    `anyOf`."""
     kept = [one for one in schemas if one is not False]
     if True in kept or {} in kept:
         return True
@@ -34,8 +34,8 @@ def any_of(schemas: list[Schema]) -> Schema:
 
 
 def all_of(schemas: list[Schema]) -> Schema:
-    """Return a schema that allows the values that all of `schemas` allow. An `allOf` is only made if at least two of
-    them restrict values."""
+    """Return a schema that allows the values that all of `schemas` allow: True, False, a single schema, or an
+    `allOf`."""
     kept = [one for one in schemas if one is not True and one != {}]
     if False in kept:
         return False

@@ -58,9 +58,8 @@ class Document:
     """
 
     def __init__(self, schema: Schema, is_checked: bool = False) -> None:
-        """Read the schema. is_checked: whether the finished value is validated. If so, some references that cannot be
-        followed (see `_is_followed`) and `multipleOf`s with too many digits are left out; otherwise they are errors.
-        Raises a ConstraintError that says what is wrong and where."""
+        """Read the schema. is_checked: the finished value is validated, so some parts that cannot be enforced are left
+        out (see `is_partial`) instead of refused. Raises a ConstraintError that says what is wrong and where."""
         self._is_checked, self.is_partial = is_checked, False
         dialect = schema.get("$schema", "") if isinstance(schema, dict) else ""
         found = re.search(r"draft-0([3-7])", dialect) if isinstance(dialect, str) else None
@@ -248,9 +247,8 @@ def _join(base: str, ref: str) -> str:
 
 
 def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_SchemaLocation]:
-    """Yield the direct subschemas of a schema, with their locations. They are the values of the keywords ONE, MANY and
-    `named`. named: keywords whose value is an object of schemas. path, base: the schema's own JSON pointer and the base
-    address of its references."""
+    """Yield the direct subschemas of a schema: the values of the keywords ONE, MANY and `named`. named: keywords whose
+    value is an object of schemas. path, base: JSON pointer of the schema, and base address of its references."""
     for key in named:
         value = schema.get(key)
         for name, one in (value if isinstance(value, dict) else {}).items():

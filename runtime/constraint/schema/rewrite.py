@@ -145,8 +145,8 @@ class _SchemaWriter:
 
     def _order_and_close(self, rest: dict[str, Any]) -> None:
         """Rewrite the properties of an object schema, in place. With order "any", two or more optional properties
-        become patterns, because patterns may match in any order; if unlisted names are allowed, they get a pattern too.
-        Otherwise unlisted names get a pattern if they are allowed and `names_are_open` is True."""
+        become patterns, because patterns may match in any order. Unlisted names, if they are allowed, get a pattern in
+        this case, and whenever `names_are_open` is True."""
         properties, needed = rest.get("properties", {}), rest.get("required", ())
         is_open = rest.get("additionalProperties", True) is not False
         free = [name for name, one in properties.items() if name not in needed and one is not False]
@@ -164,11 +164,10 @@ class _SchemaWriter:
 
     @staticmethod
     def _exclude_ends(rest: dict[str, Any]) -> None:
-        """Work around an error of the compiler (llguidance 1.9.1): it allows an exclusive bound itself if the bound is
-        a whole number and the range's other end is not, as in 0 < x < 0.5. This adds an inclusive bound just inside the
-        exclusive one. It does so for an `exclusiveMinimum` of at least 0 and an `exclusiveMaximum` of at most 0, if
-        they are whole numbers. The new bound is at least 2 ulp away, because the compiler reads bounds only to 1
-        ulp."""
+        """Work around a fault of the compiler (llguidance 1.9.1): it allows an exclusive bound itself if the bound is a
+        whole number and the range's other end is not, as in 0 < x < 0.5. So if an `exclusiveMinimum` >= 0 or an
+        `exclusiveMaximum` <= 0 is a whole number, add an inclusive bound just inside it. The new bound is at least 2
+        ulp away, because the compiler reads bounds only to 1 ulp."""
         for key, inner, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
             end = sign * rest.get(key, -sign)
             if 0 <= end < 2**51 and end == int(end):  # above, floats have no fractions left
@@ -200,8 +199,8 @@ class _SchemaWriter:
         ]
 
     def _format(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        """Replace `format` by a pattern, the one with which finished values are validated, because the compiler's own
-        formats differ. Removes `format` from `rest`, and returns the pattern as a schema that must hold too."""
+        """Replace `format` by the pattern with which finished values are validated, because the compiler's own formats
+        differ. Removes `format` from `rest`, and returns a schema with the pattern that must hold too."""
         return [{"pattern": f"^(?:{ENFORCED_FORMATS[rest.pop('format')]})$"}]
 
     def _one_of(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:

@@ -284,8 +284,8 @@ class DepthController:
 
     def _worth_asking(self, d: int, asks: list[_Ask], n_draws: int, seconds: float) -> list[_Ask]:
         """Choose the requests about which a drafter that runs a model is asked, and the most tokens that it may propose
-        for each; see the module. d: index of the drafter. asks: the candidates. n_draws: how many requests sample a
-        token in this step. seconds: expected time of the step without drafts."""
+        for each; see the module. asks: the candidates. n_draws: how many requests sample a token. seconds: expected
+        time of the step without drafts."""
         drafter, cost = self.drafters[d], self.cost
         assert drafter.cost is not None
         asks = [(history, r, min(n, history.max_length)) for history, r, n in asks if drafter.can_draft(r)]
@@ -321,8 +321,8 @@ class DepthController:
 
     def _threshold(self, trees: Sequence[list[DraftBranch]], n_draws: int, seconds: float) -> float:
         """Choose the threshold: draft tokens whose probability is at least this high are computed. Returns 0.0 if no
-        draft is worth computing. trees: the branches of each request's draft. n_draws: how many requests sample a
-        token. seconds: expected time of the step without drafts."""
+        draft is worth computing. n_draws: how many requests sample a token. seconds: expected time of the step without
+        drafts."""
         best, best_rate = 0.0, MIN_SPEEDUP * n_draws / seconds
         for threshold in LEVELS:
             n_tokens, n_rows = float(n_draws), 0

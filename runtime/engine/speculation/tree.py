@@ -48,9 +48,8 @@ class _Reader:
     """A running request: its text, and the source it copies from."""
 
     def __init__(self, number: int, first: int, salts: tuple[int, int], quotes: QuoteState | None) -> None:
-        """number: the number of the request's text. first: index of the first token to add to the n-gram index; the
-        tokens before it were in the radix tree, so another text has added them. salts: hash salts of the program and of
-        the namespace. quotes: None if no quotes are proposed for this request."""
+        """first: index of the first token to add to the n-gram index; another text has added those before it. salts:
+        hash salts of the program and of the namespace. quotes: None if no quotes are proposed for this request."""
         self.number, self.first, self.salts, self.quotes = number, first, salts, quotes
         self.n_indexed = first
         self.source: array[int] | None = None

@@ -174,13 +174,13 @@ class KVExchange:
             self._copy_stored(one)
 
     def _n_whole(self, ids: bytes) -> int:
-        """How many tokens of a prompt are in whole pages, not counting its last token. The last token is left out
-        because every request computes it itself: its row samples the next token. ids: int32."""
+        """How many tokens of a prompt are in whole pages. The last token does not count: every request computes it
+        itself, because its row samples the next token. ids: int32."""
         return (len(ids) // 4 - 1) // self.cache.page * self.cache.page
 
     def _copy_stored(self, one: _Exporting) -> None:
-        """Lease the longest stored prefix of the exported prompt, and start to copy its pages into a buffer. The export
-        fails if this prefix does not reach beyond the token at which the export begins. one: the export."""
+        """Lease the longest stored prefix of the prompt, and start to copy its pages into a buffer. The export fails if
+        this prefix does not reach beyond the token at which the export begins."""
         run, page = one.export.run, self.cache.page
         limit = min(self._n_whole(run.ids), one.export.first + self.buffers.room // self._page_bytes * page)
         n = self.cache.n_usable(run.ids, run.namespace, limit)
