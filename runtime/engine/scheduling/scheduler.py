@@ -1,11 +1,11 @@
 """Decides how many tokens of each request the next step computes. Uses no torch, no clock and no randomness: the same
 messages give the same plans.
 
-A plan spends the token budget of a step. Decodes get one token each; chunks of prompts get what is left; then waiting
-requests start with the rest. If a running request is computing a new prefix that a waiting request needs too, the
-waiting request starts only when the prefix is in the tree. So n requests with the same new prefix cost one prefill. If
-the next plan needs only token counts, not the tokens themselves, it is made while the previous step still runs
-(`plan_ahead`).
+A plan spends the token budget of a step. Decodes get one token each; if several clients decode, those of a client with
+many may take turns. Chunks of prompts get what is left; then waiting requests start with the rest. If a running request
+is computing a new prefix that a waiting request needs too, the waiting request starts only when the prefix is in the
+tree. So n requests with the same new prefix cost one prefill. If the next plan needs only token counts, not the tokens
+themselves, it is made while the previous step still runs (`plan_ahead`).
 
 When pages run out, the scheduler retracts (preempts) the running request that comes last by `Request.key` (priority,
 deadline, program, arrival): it closes the request's lease and queues the request again with all its tokens. There is no
