@@ -96,8 +96,8 @@ class Lease:
             self.state = self.cache.states.claim_copy(self._start)
 
     def keep_state(self, position: int, may_evict: bool = True) -> int:
-        """Claims a slot for the state after `position` tokens, which the next forward pass computes. `publish` stores
-        the state with these tokens. Returns -1 if no slot can be had."""
+        """Claims a slot for the state after `position` tokens, which the next forward pass computes. Returns the slot;
+        -1 if no slot can be had. `publish` stores the state in the tree together with these tokens."""
         assert self.cache.states is not None
         slot = self.cache.states.claim(may_evict)
         if slot >= 0:
@@ -105,8 +105,9 @@ class Lease:
         return slot
 
     def keep_last_state(self, position: int) -> None:
-        """Keeps the lease's working slot, which holds the state after `position` tokens, unless another slot is kept
-        for this position. `publish` then stores the state. Afterwards the lease must compute nothing more."""
+        """Keeps the state in the lease's working slot, which is the state after `position` tokens, so that `publish`
+        stores it. Does nothing if another slot is kept for this position. After this call, the lease must compute
+        nothing more."""
         if self.state >= 0 and position not in self.states:
             self.states[position], self.state = self.state, -1
 
@@ -274,9 +275,9 @@ class Cache:
         priority   for the eviction policy `priority`
         owner      the program, for the statistics
 
-        The only page that `open` claims is the destination of a copy, and only if all of `ids` fits into the pages that
-        are available while the source is locked; else `n_cached` ends before that page. So a lease that is alone can
-        grow to all of its ids if the pool is large enough.
+        If the prefix ends inside a page that must be copied, `open` claims a page for the copy. It does so only if the
+        available pages suffice for all of `ids` while the source of the copy is locked; otherwise `n_cached` ends
+        before that page. So a lease that is alone can grow to all of its ids if the pool is large enough.
         """
         tree, page = self.tree, self.page
         n_ids = n_tokens(ids)
@@ -328,8 +329,9 @@ class Cache:
         return self.probe(ids, namespace, limit)[0]
 
     def probe(self, ids: bytes, namespace: bytes, limit: int) -> tuple[int, int]:
-        """How many tokens of a prefix a lease would find now, and by how many pages the lease would reduce
-        `n_available`: by unlocked pages of the tree, by pages for tokens in host memory, and by one for a copy."""
+        """Returns how many tokens of a prefix a lease would find now, and by how many pages opening this lease would
+        reduce `n_available`. The second number counts unlocked pages of the tree, pages for tokens in host memory, and
+        one page for a copy."""
         if (root := self.tree.roots.get(namespace)) is None:
             return 0, 0
         node, n = self.tree.match(root, ids, limit)
@@ -341,8 +343,8 @@ class Cache:
 
     def _bring(self, node: Node, n: int) -> tuple[Node, int, int]:
         """Brings the path to the n-th token, which is in `node`, back from host memory. Returns the last node of the
-        path that is on the device then, how many of the n tokens lie before its end, and how many of these came
-        back."""
+        path that is on the device afterwards, how many of the n tokens the path has up to the end of that node, and how
+        many of these were in host memory."""
         assert self.host is not None
         above: Node | None = node
         while above and above.parent and not above.pages:

@@ -64,7 +64,7 @@ def locked_nodes(lease: Lease) -> set[Node]:
 
 
 def _check_pages(cache: Cache, nodes: list[Node]) -> None:
-    """Every page is free, leased, in the tree or quarantined, exactly once; and the counters agree."""
+    """Checks that every page is free, leased, in the tree or quarantined, exactly once, and that the counters agree."""
     tree, free = cache.tree, cache.pool.free
     leased = [page for lease in cache.leases for page in private(lease)]
     cached = [page for node in nodes for page in node.pages]
@@ -119,7 +119,7 @@ def _check_node(cache: Cache, node: Node) -> None:
 
 
 def _check_locks(cache: Cache, nodes: list[Node]) -> None:
-    """A node is locked once by each lease on it or on a node below it."""
+    """Checks that each node has one lock for each lease on it or on a node below it."""
     locks: Counter[Node] = Counter()
     for lease in cache.leases:
         locks.update(locked_nodes(lease))
@@ -128,8 +128,8 @@ def _check_locks(cache: Cache, nodes: list[Node]) -> None:
 
 
 def _check_states(cache: Cache, nodes: list[Node]) -> None:
-    """Each slot of recurrent state has exactly one owner: the free list, a lease, or the node that has the
-    state's position."""
+    """Checks that each slot of recurrent state has exactly one owner: the free list, a lease, or the node that contains
+    the state's position."""
     states = cache.states
     in_tree = [slot for node in nodes for slot in node.states.values()]
     leased = [slot for lease in cache.leases for slot in (lease.state, *lease.states.values()) if slot >= 0]
@@ -147,8 +147,8 @@ def _check_states(cache: Cache, nodes: list[Node]) -> None:
 
 
 def _check_windows(cache: Cache, window: WindowPages, nodes: list[Node]) -> None:
-    """Each page of windowed layers is free, belongs to one node, or is used by leases. Each lease has the pages of its
-    last window."""
+    """Checks that each page of windowed layers is free or in use (by one node, by leases, or by both), and that each
+    lease has the pages of its last window."""
     page, in_tree = window.page, [(own, node, end) for node in nodes for end, own in node.states.items()]
     users = Counter(own for lease in cache.leases if lease.window is not None for own in lease.window.held)
     known = {own for own, *_ in in_tree}
@@ -175,7 +175,8 @@ def _check_windows(cache: Cache, window: WindowPages, nodes: list[Node]) -> None
 
 
 def _check_holds(cache: Cache, nodes: list[Node]) -> None:
-    """A node is held once by each hint on it or on a node below it, and the hints are sorted."""
+    """Checks that each node has one hold for each hint on it or on a node below it, and that the lists of hints are
+    sorted."""
     holds: Counter[Node] = Counter()
     for order, field in ((cache.hints.expected, "due"), (cache.hints.pinned, "until")):
         _must(order == sorted(order), "the hints are out of order")
@@ -206,7 +207,8 @@ def _queued(queue: EvictionQueue) -> Iterator[Node]:
 
 
 def _check_host(cache: Cache, nodes: list[Node]) -> None:
-    """Each page of host memory is free or in one node. The host's queue has the nodes that are only in host memory."""
+    """Checks that each page of host memory is free or in one node, and that the host's queue has the unlocked nodes
+    that are only in host memory, each after all nodes below it."""
     host = cache.host
     if host is None:
         _must(not any(node.host for node in nodes), "a node is in host memory, but there is none")
@@ -224,7 +226,8 @@ def _check_host(cache: Cache, nodes: list[Node]) -> None:
 
 
 def _check_queues(cache: Cache, nodes: list[Node]) -> None:
-    """The queues have the nodes that are neither locked nor held, once each, and no node before a node below it."""
+    """Checks that the queues have each node on the device that is neither locked nor held, once, and after all nodes
+    below it."""
     tree = cache.tree
     levels = [queue.level for queue in tree.queues]
     _must(bool(levels), "there is no queue")
@@ -245,7 +248,7 @@ def _check_queues(cache: Cache, nodes: list[Node]) -> None:
         _must(queue.n_pages == n_pages, f"a queue counts {queue.n_pages} pages, but has {n_pages}")
 
     def eviction_order(node: Node) -> tuple[int, float, int]:
-        """Queued nodes first, then held ones, then locked ones."""
+        """A key that sorts nodes in queues first, in the order of the queues, then held nodes, then locked nodes."""
         return (2, 0.0, 0) if node.n_locks else (1, 0.0, 0) if node.n_holds else (0, *place[node])
 
     for node in nodes:

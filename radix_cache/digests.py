@@ -9,10 +9,11 @@ N_NAMESPACE = 64
 
 
 def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list[bytes]:
-    """Digests of the prefixes of `ids` that end with page `first` - 1, `first`, and so on. width: bytes of ids per
-    page.
+    """Digests of the prefixes of `ids` that have `first`, `first` + 1, ... whole pages, in this order. width: bytes of
+    ids per page.
 
-    A digest names a prefix across namespaces and machines. It has 16 bytes, so that collisions do not occur.
+    A digest depends on the namespace and on all ids of the prefix, and is the same on all machines. It has 16 bytes, so
+    that collisions do not occur.
     """
     if len(namespace) > N_NAMESPACE:  # the key of a digest cannot be longer
         namespace = blake2b(namespace, digest_size=N_NAMESPACE).digest()

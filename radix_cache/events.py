@@ -62,11 +62,13 @@ class CacheEvents:
         self._next = first
 
     def stored(self, node: Node, first: int) -> None:
-        """Logs that the node's key from byte `first` on was stored on the device."""
+        """Logs that the tokens of a node, from byte `first` of its key on, were stored on the device. A token has 4
+        bytes."""
         self._record("stored", node, first // self._tree.width)
 
     def removed(self, node: Node, first: int) -> None:
-        """Logs that the node's key from byte `first` on leaves the device. Call before it does."""
+        """Logs that the tokens of a node, from byte `first` of its key on, leave the device. Call before they leave. A
+        token has 4 bytes."""
         if node.pages:
             self._record("removed", node, -(-first // self._tree.width))
 

@@ -27,7 +27,8 @@ from banyan.radix_cache.tree import Tree, n_tokens
 
 
 class _HintPosition(NamedTuple):
-    """A hint's sort key in `expected` or `pinned`. due: its step, or the end of its pin. number: breaks ties."""
+    """A hint's place in the sorted list `expected` or `pinned`. due: the step at which the prefix is expected, or the
+    time at which the pin ends. number: breaks ties."""
 
     due: float
     number: int
@@ -94,8 +95,8 @@ class KVHint:
             node = parent
 
     def prefetch(self) -> int:
-        """Brings the prefix back from host memory, into pages that are free or that neither a lease nor a hint holds.
-        Returns how many of its tokens are on the device then."""
+        """Brings the prefix back from host memory. Takes only pages that are free or that neither a lease nor a hint
+        holds. Returns how many tokens of the prefix are on the device afterwards."""
         tree = self._hints.tree
         root = tree.roots.get(self.namespace)
         if root is None:
@@ -111,8 +112,8 @@ class KVHint:
 
 
 class KVHints:
-    """All hints that hold nodes. Evicts pages; if the nodes that no hint holds have too few, makes hints give up
-    nodes."""
+    """All hints that hold nodes. `evict` takes pages from nodes that no hint holds. If these have too few pages, it
+    makes hints give up nodes."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -183,8 +184,9 @@ class KVHints:
         return n_freed
 
     def _give_up(self) -> str:
-        """Ends the hold of one hint on its last node: of the expected hint that is needed last, or, if no hint is
-        expected, of the pinned hint whose pin ends first. Returns why the node was held; "" if no hint holds one."""
+        """Makes one hint give up the last node that it holds. Takes the expected hint that is needed last. If no hint
+        is expected, takes the pinned hint whose pin ends first. Returns the kind of this hint, "expected" or "pinned";
+        "" if no hint holds a node."""
         expected, pinned = self.expected, self.pinned
         if expected:
             first, last = expected[0], expected[-1]
@@ -241,8 +243,8 @@ class KVHints:
 
 
 def _mark_dead(tree: Tree, node: Node) -> bool:
-    """Moves a node to `Tree.dead` if it is neither locked nor held and all its children are there; a node that is only
-    in host memory is dropped. Returns False if it did nothing."""
+    """Moves a node to the queue `Tree.dead` if the node is neither locked nor held and `Tree.dead` has all its
+    children. A node that is only in host memory is dropped instead. Returns False if the node stays where it is."""
     if node.n_locks or node.n_holds or any(child.queue is not tree.dead for child in node.children.values()):
         return False
     if node.pages:

@@ -66,9 +66,9 @@ class Host:
     # ---- out -------------------------------------------------------------------------------------------------------
 
     def move_out(self, node: Node, n: int) -> int:
-        """Moves pages at the end of a leaf, which is the head of its queue, to host memory: n or RUN of them, whichever
-        is more, but no more than the leaf or host memory has. Drops them instead if host memory has no room. Returns
-        how many pages left the device."""
+        """Moves the last pages of a leaf to host memory: n or RUN pages, whichever is more, but at most as many as the
+        leaf has or host memory can hold. The leaf must be the head of its eviction queue. If no room can be made in
+        host memory, drops the pages. Returns how many pages left the device."""
         tree = self.tree
         n_out = min(max(n, RUN), len(node.pages), self.n_pages)
         if n_out < len(node.pages):
@@ -130,7 +130,8 @@ class Host:
         return taken
 
     def _trim(self, node: Node, n: int) -> None:
-        """Frees the last n pages of a node, the head of the queue, or all its pages if it has fewer."""
+        """Frees the last n pages of `node`, which is the head of the host's queue. Drops the node if it has no more
+        than n."""
         n_kept = len(node.host) - n
         if n_kept <= 0:
             self.tree.drop(node)
@@ -144,9 +145,9 @@ class Host:
     # ---- back ------------------------------------------------------------------------------------------------------
 
     def bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int]:
-        """Brings the path to the n-th token, which is in `node`, back to the device, up to n_room pages. Evicts other
-        pages if it needs room. Returns the last node of the path that is on the device then, and how many of the n
-        tokens lie before its end."""
+        """Brings the path to the n-th token, which is in `node`, back to the device. Moves at most n_room pages, and
+        evicts other pages if it needs room. Returns the last node of the path that is on the device afterwards, and how
+        many of the n tokens the path has up to the end of that node."""
         tree = self.tree
         n_more = -(-n // tree.page) * tree.page - node.start
         if n_more < node.end - node.start:
@@ -254,8 +255,9 @@ class Host:
     def _restore_tree(
         self, root: Node, digest: bytes, after: dict[bytes, dict[bytes, tuple[int, Label]]], used: set[int]
     ) -> None:
-        """Builds the nodes below a root. `after`: by digest of a prefix, the pages that continue it. Pages without a
-        fork between them become one node. Adds the pages to `used`."""
+        """Builds the nodes below a root from pages of the file, and adds these pages to `used`. Pages that follow each
+        other without a fork become one node. digest: the root's digest. after: for each digest of a prefix, the pages
+        that continue this prefix, by their own digests."""
         tree = self.tree
         nodes: list[Node] = []
         stack = [(root, page) for page in after[digest].values()]

@@ -51,7 +51,8 @@ class Label(NamedTuple):
 
 
 def label_node(node: Node, page: int) -> list[bytes]:
-    """A label for each page of a node, without the page's checksum; "" for a page that cannot be kept."""
+    """The encoded label of each page of a node, without the page's checksum. b"" stands for a page that the file does
+    not keep, because the page is not full or its namespace is too long."""
     namespace = namespace_of(node)
     n = -(-len(node.key) // (4 * page))
     if len(namespace) > N_NAMESPACE:
@@ -161,8 +162,8 @@ def _open(path: Path) -> int:
 
 
 def _check_ours(fd: int, path: Path) -> None:
-    """Raises NotAPageFile if the file belongs to another user, has a second name, or has content that no PageFile
-    wrote."""
+    """Raises NotAPageFile if the file belongs to another user, has a second name (a hard link), or has content that no
+    PageFile wrote."""
     status = os.fstat(fd)
     if status.st_uid != os.geteuid():
         raise NotAPageFile(f"{path} belongs to user {status.st_uid}; name a file of your own")

@@ -26,8 +26,9 @@ class Lru:
         """n_pages: pages of the pool."""
 
     def stored(self, n_stored: int, priority: int) -> int:
-        """Returns the eviction level of a new or revived node. n_stored: how many pages the tree has stored so far.
-        priority: that of the lease that stores the node; 0 if there is none."""
+        """Returns the eviction level of a node that is new, comes back from host memory, or was dropped and is used
+        again. n_stored: how many pages the tree has stored so far. priority: the priority of the lease that stores the
+        node; 0 if there is none."""
         return 0
 
     def used(self, level: int, priority: int) -> int:
@@ -58,8 +59,8 @@ class Lfu(Lru):
 
 
 class Fifo(Lru):
-    """First stored, first evicted, with a resolution of 1/64 of the pool. A node with children counts as stored with
-    its newest descendant."""
+    """First stored, first evicted. Every n_pages / 64 stored pages, a new level begins; within a level, the least
+    recently used node is evicted first. A node with children counts as stored with its newest descendant."""
 
     def __init__(self, n_pages: int) -> None:
         self._n_epoch = max(1, n_pages // 64)

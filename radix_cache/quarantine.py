@@ -1,9 +1,9 @@
 """Repairs a cache after a violated invariant: withdraws the nodes, leases and pages in doubt, and keeps all others.
 
 A node that cannot be right is removed, with all nodes below it. A lease on such a node, or on a page with more than one
-owner, is ended. Then everything else is derived again: locks from leases, holds from hints, queues in their old order.
-Pages without a certain owner are not used until no request runs (`Cache.readmit`). The second tier is emptied, since
-its contents come from the same tree.
+owner, is ended. Then the rest is rebuilt: locks from the leases, holds from the hints, and queues in their old order. A
+page that is then neither in a kept node or lease nor free beyond doubt is not used until no request runs
+(`Cache.readmit`). The host tier is emptied, since its contents come from the same tree.
 
 This repairs the bookkeeping after a bug or a flipped bit. It cannot tell whether a page still holds the right data, so
 a violation is a bug to find, not something to live with.
@@ -106,7 +106,7 @@ def _is_sound(lease: Lease, known: set[Node], pages: list[int], certain: set[int
 
 
 def _ages(tree: Tree) -> dict[Node, Age]:
-    """Reads the order of nodes in their queues, as far as the links are intact."""
+    """The place of each node in its queue, as far as the links between the nodes are intact."""
     ages: dict[Node, Age] = {}
     for queue in (tree.dead, *tree.by_level.values()):
         node: Node = queue
@@ -117,7 +117,8 @@ def _ages(tree: Tree) -> dict[Node, Age]:
 
 
 def _rebuild(cache: Cache, sound: list[Node], ages: dict[Node, Age]) -> None:
-    """Rebuilds the tree from these nodes only: children, counters, locks and queues."""
+    """Rebuilds the tree from the nodes `sound` only: children, counters, locks and queues. ages: places in the old
+    queues."""
     tree, is_sound = cache.tree, set(sound)
     tree.roots = {root.namespace: root for root in tree.roots.values()}
     for node in (*tree.roots.values(), *sound):
@@ -139,7 +140,8 @@ def _rebuild(cache: Cache, sound: list[Node], ages: dict[Node, Age]) -> None:
 
 
 def _rebuild_queues(tree: Tree, sound: list[Node], ages: dict[Node, Age]) -> None:
-    """Puts all nodes that are not locked into new queues, in their old order, but no node before a node below it."""
+    """Puts the nodes `sound` that are not locked into new queues, in their old order. A node that would come before a
+    node below it is moved behind it."""
     order: dict[Node, Age] = {}
     for node in reversed(sound):  # children first
         own = ages.get(node) or (node.queue.level if node.queue in tree.by_level.values() else 0.0, _YOUNGEST)

@@ -64,8 +64,8 @@ class StateSlots(NodeSlots):
         return self.free.pop() if self.free else -1
 
     def claim_copy(self, source: int) -> int:
-        """Takes a slot and orders the copy of the state in `source` to it; source -1: the state before the first token.
-        At least one slot must be free or belong to a node."""
+        """Claims a slot, orders a copy of the state in slot `source` to it, and returns the claimed slot. source -1:
+        the state before the first token. At least one slot must be free or belong to a node."""
         slot = self.claim()
         assert slot >= 0, "more leases compute than there are slots"
         self._copies.append((source, slot))

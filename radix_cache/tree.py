@@ -106,7 +106,7 @@ class Tree:
 
     @property
     def n_evictable(self) -> int:
-        """How many pages on the device are not locked."""
+        """How many of the tree's pages on the device are not locked."""
         return self.n_held + sum([queue.n_pages for queue in self.queues])
 
     # ---- match -----------------------------------------------------------------------------------------------------
@@ -146,8 +146,9 @@ class Tree:
         return self._open(self.by_level.get(level) or EvictionQueue(level, "unused"))
 
     def _open(self, queue: EvictionQueue) -> EvictionQueue:
-        """Returns the open queue of the same level, and adds it to the list if necessary. For the dead queue, returns
-        the queue of new nodes instead, because a node that was used again is no longer dead."""
+        """Returns the queue that the tree's list has for the level of `queue`. If the list has none, adds `queue` to
+        it. For the queue `dead`, returns the queue of new nodes, because a node that was used again is no longer
+        dead."""
         if queue is self.dead:
             return self.queue(self.policy.stored(self.n_stored, 0))
         queue = self.by_level.setdefault(queue.level, queue)
@@ -157,7 +158,8 @@ class Tree:
         return queue
 
     def _close(self, queue: EvictionQueue) -> None:
-        """Removes an empty queue from the list. Locked nodes may still refer to it; `_open` handles that."""
+        """Removes an empty queue from the tree's list. Locked nodes may still refer to this queue. When such a node is
+        unlocked, `_open` finds or adds a queue of the same level."""
         self.queues.remove(queue)
         queue.is_open = False
         self.by_level.pop(queue.level, None)
@@ -224,7 +226,8 @@ class Tree:
             end = end.parent
 
     def unlock(self, node: Node, above: Node | None = None) -> None:
-        """Undoes one `lock` of the same nodes. Nodes that nobody else locks become the youngest of their queues."""
+        """Undoes one `lock` of the same nodes. Nodes that are neither locked nor held afterwards become the youngest of
+        their queues."""
         at, queue, page = node, node.queue, self.page
         if not queue.is_open:
             queue = self._open(queue)
@@ -288,7 +291,8 @@ class Tree:
             self.drop_if_redundant(node)
 
     def drop_if_redundant(self, node: Node) -> None:
-        """Drops an open, unused leaf of less than a page, if a sibling begins with the same tokens."""
+        """Drops `node`, a leaf of less than a page, if it is neither locked nor held and a sibling begins with the same
+        tokens."""
         if (parent := node.parent) and not (node.n_locks or node.n_holds):
             i = bisect_right(parent.order, node.key)
             if i < len(parent.order) and parent.order[i].startswith(node.key):
@@ -328,13 +332,13 @@ class Tree:
         return upper
 
     def insert(self, node: Node, ids: bytes, pages: list[int], priority: int = 0) -> tuple[Node, list[int]]:
-        """Stores the tokens of `ids` that follow the path of `node`. Returns the node in which they end, and the pages
-        of the lease that are no longer needed.
+        """Stores the tokens of `ids` that follow the path of `node`. Returns the node in which these tokens end, and
+        the pages of the lease that are no longer needed.
 
-        The caller's lock moves from `node` to the returned node. `pages` are those of one lease, from token 0 on. Its
-        pages after the path become the tree's. If the tree already has a page with the same tokens, it replaces the
-        lease's page in `pages`. A partly filled last page is not stored if a sibling begins with the same tokens; the
-        returned node then ends before it.
+        The caller's lock moves from `node` to the returned node. `pages` are the pages of one lease, from token 0 on.
+        The pages after the path of `node` become the tree's pages. But if the tree already has a page with the same
+        tokens, the tree's page replaces the lease's page in `pages`. A partly filled last page is not stored if a
+        sibling begins with the same tokens; the returned node then ends before this page.
         """
         o, end, width = 4 * node.end, len(ids), self.width
         if o >= end:
@@ -412,8 +416,8 @@ class Tree:
         self._count_stored(node, n_old, len(node.key) - len(old))
 
     def _count_stored(self, node: Node, first: int, n_bytes: int) -> None:
-        """Counts the new pages of a node, from page `first` on, and its new tokens, the last n_bytes of its key. Tells
-        the listener."""
+        """Counts what was added to a node: its pages from index `first` on, and the tokens in the last n_bytes of its
+        key. Tells the listener."""
         n = len(node.pages) - first
         self.n_pages += n
         self.n_stored += n

@@ -52,9 +52,9 @@ class WindowPages(NodeSlots):
         return max(0, n - self.window + 1) // self.page
 
     def find(self, node: Node, n: int) -> tuple[Node, int, int]:
-        """Finds the last position at or before n from which a text can be continued, i.e. for which all pages of the
-        window are present. `node` contains the n-th token. Returns (the node of that position, the position, -1);
-        position 0 means the root. The -1 stands for the state slot that `StateSlots.find` returns."""
+        """Finds the last position at or before n at which a text can be continued, because the pages of its window and
+        of its first tokens are stored. `node` contains the n-th token. Returns (the node that contains the position,
+        the position, -1). Position 0 means the root. `StateSlots.find` returns a slot in place of the -1."""
         page, end, i, at = self.page, n, -(-n // self.page), node
         while at.parent and i > self.first(end):
             above = at.start // page
@@ -102,14 +102,14 @@ class WindowPages(NodeSlots):
         return pages
 
     def use(self, page: int) -> None:
-        """Counts one more lease that uses a page."""
+        """Notes that one more lease uses a page."""
         self.n_users[page] += 1
         self.passed.pop(page, None)
         self.unused.pop(page, None)
 
     def leave(self, page: int, is_passed: bool = False) -> None:
-        """Counts one lease less that uses a page. is_passed: the lease's window has passed the page, so other leases
-        are unlikely to need it."""
+        """Notes that a lease no longer uses a page. is_passed: the lease's window has moved past the page, so other
+        leases are unlikely to need it."""
         self.n_users[page] -= 1
         if self.n_users[page]:
             return
@@ -119,8 +119,8 @@ class WindowPages(NodeSlots):
             (self.passed if is_passed and not node.n_holds else self.unused)[page] = None
 
     def store(self, node: Node, position: int, page: int) -> None:
-        """Gives a page that a lease uses to `node`, which has no page at this position. If another node has the page,
-        takes it away from that node."""
+        """Makes `node` the owner of a page that a lease uses. The node must have no page at this position. If another
+        node owns the page, that node loses it."""
         if (other := self.nodes.get(page)) is not None:
             del other.states[self._positions[page]]
         if not node.states:
@@ -176,8 +176,8 @@ class WindowTable:
 
     @property
     def held(self) -> list[int]:
-        """Pages that the lease uses, once for each use: those from the window on, those of the first tokens of the text
-        from the last to the first, and the source of a copy."""
+        """The pages that the lease uses, each as often as it is used: the pages from the window on, then the pages of
+        the text's first tokens in reverse order, then the source of a copy."""
         first = self.pages[: min(self._window.n_first, self._first)][::-1]
         return self.pages[self._first :] + first + ([self._source] if self._source >= 0 else [])
 
@@ -201,14 +201,14 @@ class WindowTable:
         return True
 
     def release_source(self) -> None:
-        """Stops using the source of the copy, after the copy was made."""
+        """Gives back the source page of a copy, after the copy was made."""
         if self._source >= 0:
             self._window.leave(self._source)
             self._source = -1
 
     def grow(self, n_slots: int, n_computed: int) -> bool:
-        """Makes room for `n_slots` tokens, but for at most n_ahead tokens after the n_computed ones. Returns False, and
-        changes nothing, if there are not enough pages now."""
+        """Claims pages for the first `n_slots` tokens of the text, but for at most n_ahead tokens beyond the first
+        n_computed tokens. Returns False, and changes nothing, if there are not enough pages now."""
         n = -(-min(n_slots, n_computed + self._window.n_ahead) // self._window.page) - len(self.pages)
         if n <= 0:
             return True
@@ -217,7 +217,7 @@ class WindowTable:
         return bool(pages)
 
     def shrink(self, n_kept: int) -> None:
-        """Stops using all pages but the first n_kept."""
+        """Gives back all pages except the first n_kept."""
         for page in self.pages[n_kept:]:
             self._window.leave(page)
         del self.pages[n_kept:]
@@ -241,7 +241,8 @@ class WindowTable:
                 self.pages[i] = known
 
     def leave_behind(self, n: int) -> None:
-        """Stops using the pages that a text does not need if it continues after n tokens."""
+        """Gives back the pages that the text needs no longer when it has n tokens: all pages before the window, except
+        those of the text's first tokens. The null page takes their places."""
         first = min(self._window.first(n), len(self.pages))
         for i in range(max(self._first, min(first, self._window.n_first)), first):
             self._window.leave(self.pages[i], is_passed=True)
