@@ -60,7 +60,7 @@ Cost = Callable[[OpSizes], float]
 
 
 class Op(NamedTuple):
-    """An op of the table."""
+    """An entry of the table of ops: the shapes and the cost of the op, and the files that implement it."""
 
     name: str
     shapes: str  # shapes of the op's arguments and its result

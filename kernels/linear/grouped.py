@@ -35,8 +35,9 @@ class Grouped(NamedTuple):
 
 
 def quantise(weight: Tensor, n_bits: int, group: int = 32) -> Grouped:
-    """Rounds `weight` [n_out, n_in] to the nearest numbers of 4 or 8 bits, or E4M3. The number of a group that is
-    farthest from 0 becomes -8, +-127 or +-448. If n_in is no multiple of `group`, each row is one group."""
+    """Rounds `weight` [n_out, n_in] to numbers of 4 or 8 bits, or with n_bits FLOAT8 to E4M3. Each group of `group`
+    inputs of an output has its own scale; if n_in is no multiple of `group`, all inputs are one group. The weight of a
+    group that is farthest from 0 becomes -8 in 4 bits, 127 or -127 in 8 bits, and 448 or -448 in E4M3."""
     n_out, n_in = weight.shape
     groups = weight.float().view(n_out, -1, n_in if n_in % group else group)
     at = groups.abs().argmax(2, keepdim=True)

@@ -1,9 +1,10 @@
 """Linear layers with quantised weights in Triton: rows in 16 or 32 bits times weights in 4 or 8 bits.
 
 A tile of weights is dequantised in registers, and is the left operand of the product: Hopper's tensor cores can read
-this operand from registers, so the numbers are not written to shared memory again. A byte of 4-bit numbers holds two
-that are HALF inputs apart. So a tile of bytes becomes two tiles of numbers, each for runs of HALF columns of x. A
-product of many rows is bound by arithmetic: then the weight is dequantised once, and the vendor's library multiplies.
+this operand from registers, so the numbers are not written to shared memory again. In 4 bits, a byte holds the weights
+of two inputs that are HALF apart. So a tile of bytes becomes two tiles of weights, and each of them is multiplied with
+every second run of HALF columns of x. A product of many rows is bound by arithmetic: then the weight is dequantised
+once, and the vendor's library multiplies.
 """
 
 from typing import NamedTuple
@@ -26,7 +27,8 @@ WARPS = 8  # per multiprocessor, about; if there are fewer, the inputs are cut i
 
 @triton.jit
 def columns(k, i_half, BITS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Returns the inputs of the numbers in one half of a tile that begins at input k. See `dequantised`."""
+    """Returns the indexes of the inputs whose weights are in half i_half of a tile. The tile begins at input k. For the
+    halves of a tile see `dequantised`."""
     if BITS == 4:
         o_half = tl.arange(0, BLOCK_K // 2)
         o_k = k + o_half // HALF * (2 * HALF) + o_half % HALF + i_half * HALF
@@ -53,8 +55,9 @@ def dequantised(
     b_stored, p_scale, p_minimum, o_n, k, i_half, n_groups,
     GROUP: tl.constexpr, UNIT: tl.constexpr, BITS: tl.constexpr, HAS_MIN: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Dequantises one half of a tile from `stored` to float32: the low or the high 4 bits of its bytes, or with 8 bits
-    all numbers. A scale is loaded once for UNIT inputs."""
+    """Returns half i_half of the tile b_stored, which `stored` has loaded, dequantised to float32. In 4 bits, half 0 is
+    the low 4 bits of each byte and half 1 the high 4 bits; in 8 bits, half 0 is the whole tile. UNIT: for how many
+    inputs a scale is loaded once."""
     BLOCK_N: tl.constexpr = b_stored.shape[0]
     WIDTH: tl.constexpr = b_stored.shape[1]
     EACH: tl.constexpr = UNIT // 2 if BITS == 4 and UNIT > HALF else UNIT  # numbers of this half with one scale
@@ -87,8 +90,8 @@ def _linear(
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes a block of outputs of a block of rows, from one part of the inputs. n_each: number of inputs in a part,
-    a multiple of BLOCK_K. Each part has its own output in p_out."""
+    """Computes a block of outputs for a block of rows, over one part of the inputs (split-K). n_each: number of inputs
+    in a part, a multiple of BLOCK_K. p_out: for each part an output of its own, [n_rows, n_out]."""
     o_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     m_m, m_n = o_m < n_rows, o_n < n_out
@@ -154,7 +157,7 @@ class Shape(NamedTuple):
 
 def shape(n_rows: int, n_bits: int) -> Shape:
     """The tile for n_rows rows. Few rows have small tiles, since reading the weight is the bottleneck. More rows have
-    tiles that dequantise it less often. Each is the fastest of a dozen on an H100."""
+    larger tiles, so that the weight is dequantised less often. Each tile was the fastest of a dozen on an H100."""
     if n_rows <= 16:
         return Shape(16, 64, 256, 4, 3) if n_bits == 4 else Shape(16, 16, 128, 1, 3)
     if n_bits == 4:
@@ -174,7 +177,7 @@ def unit(group: int, n_groups: int, block: int) -> int:
 
 
 def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor:
-    """See `reference.linear`. Rows of x are contiguous."""
+    """See `reference.linear`. Each row of x must be contiguous."""
     numbers, scale, minimum, n_in, n_bits, _ = weight
     n_rows, n_out, n_groups = len(x), len(numbers), scale.shape[1]
     assert x.shape[1] == n_in, f"x has {x.shape[1]} columns, but the weight has {n_in} inputs"

@@ -16,9 +16,13 @@ _DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
 
 class Packed(NamedTuple):
-    """A weight in panels: float32 [panels, n_in, width]; bfloat16 [panels, n_in / 2, width, 2], n_in padded to a
-    multiple of 32; quantised: bytes [panels, groups, 512 (8 bits) or 256 (4 bits)]. There, `scale` and `minimum` are
-    relative to the `factor` of their output."""
+    """A weight in panels of `width` outputs, as the C++ library reads it. Quantised weights have panels of 16 outputs.
+
+    float32    [panels, n_in, width]
+    bfloat16   [panels, n_in / 2, width, 2], n_in padded to a multiple of 32
+    quantised  bytes [panels, groups of 32 inputs, 512 (8 bits) or 256 (4 bits)]; `scale` and `minimum` are divided by
+               the `factor` of their output
+    """
 
     panels: Tensor
     n_out: int
@@ -33,7 +37,7 @@ class Packed(NamedTuple):
 
 class GroupedRows(NamedTuple):
     """A quantised weight for linear/kernel.py and w8a8.py. Inputs are padded to a multiple of 32. In 4 bits, a byte
-    holds two numbers that are HALF inputs apart."""
+    holds the numbers of two inputs that are HALF (16) apart, the first in the low bits."""
 
     numbers: Tensor  # 8 bits: int8 [n_out, n_in], or the bits of E4M3 in uint8; 4 bits: uint8 [n_out, n_in / 2]
     scale: Tensor  # float32 [n_out, n_groups]
@@ -56,7 +60,8 @@ class Weight(ctypes.Structure):
 
     @classmethod
     def of(cls, weight: Packed, bias: Tensor | None) -> "Weight":
-        """Makes a struct with pointers to the tensors of `weight` and to `bias`, which must stay alive."""
+        """Makes a struct with pointers to the tensors of `weight` and to `bias`. The caller must keep these tensors
+        alive."""
         tensors = weight.panels, weight.scale, weight.minimum, weight.factor, bias
         return cls(*map(address, tensors), weight.n_in, weight.n_out, weight.n_bits, weight.deterministic)
 
@@ -94,7 +99,8 @@ def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Pa
     factor = largest.where(largest > 0, 1.0) / 256  # so that products with numbers of 8 bits just fit into float16
 
     def part(x: Tensor) -> Tensor:
-        """Divides x [n_out, n_groups] by the factors, and lays it out as float16 [panels, groups of 32, 16]."""
+        """Divides x [n_out, n_groups] by the factor of each output. Returns float16 [panels, groups of 32 inputs,
+        16]."""
         each = (x / factor[:, None]).half().repeat_interleave(tall.shape[1] // GROUP // n_groups, 1)
         return F.pad(each, (0, 0, 0, -n_out % COLUMNS)).view(-1, COLUMNS, each.shape[1]).transpose(1, 2).contiguous()
 
@@ -105,7 +111,8 @@ def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Pa
 
 
 def pack_rows(weight: Grouped) -> GroupedRows:
-    """Lays out a weight for linear/kernel.py, on the weight's device."""
+    """Lays out a quantised weight for linear/kernel.py, on the weight's device. Two 4-bit integers share a byte; any
+    other number has a byte of its own."""
     numbers, scale, minimum, n_bits, is_w8a8 = weight
     n_out, n_in = numbers.shape
     padded = F.pad(numbers.view(torch.uint8) if n_bits == FLOAT8 else numbers, (0, -n_in % (2 * HALF)))

@@ -91,7 +91,8 @@ def serves(weight: GroupedRows) -> bool:
 
 def shape(n_rows: int, n_groups: int, arch: str) -> Shape:
     """The tile for n_rows rows. Few rows have small tiles, since reading the weight is the bottleneck. With several
-    groups, the sums of a tile are in registers twice. Chosen from compiler reports, without a measurement."""
+    groups, a kernel keeps two sets of sums in registers, so the largest tile is smaller. The tiles were chosen from
+    compiler reports, without a measurement."""
     if n_rows <= 16:
         return Shape(16, 64, 128, 4, 3 if arch == "gfx942" else 5)
     if n_rows <= 64:
@@ -100,7 +101,7 @@ def shape(n_rows: int, n_groups: int, arch: str) -> Shape:
 
 
 def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor:
-    """See `reference.linear`. Rows of x are contiguous. `serves(weight)` holds."""
+    """See `reference.linear`. Each row of x must be contiguous, and `serves(weight)` must be true."""
     numbers, scale, _, n_in, _, _ = weight
     (n_out, width), n_groups, n_rows = numbers.shape, scale.shape[1], len(x)
     assert x.shape[1] == n_in, f"x has {x.shape[1]} columns, but the weight has {n_in} inputs"

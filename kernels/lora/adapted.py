@@ -58,7 +58,8 @@ class AdaptedRows:
         self, adapters: Sequence[AdapterWeights], rows: Sequence[Sequence[int]], kept: Sequence[int] | None = None
     ) -> None:
         """rows: the rows of each adapter, ascending. kept: the rows of the step that the last layer computes,
-        ascending; None: all. Sets `last` to the object for the last layer, whose rows are indexes into `kept`."""
+        ascending; None: all. Sets `last` to an AdaptedRows for the last layer, which numbers rows by their place in
+        `kept`."""
         self.adapters, self._rows, self.last = adapters, rows, self
         if kept is not None:
             number = {row: i for i, row in enumerate(kept)}

@@ -68,7 +68,8 @@ def call(
     product_work: int,
     n_threads: int,
 ) -> Tensor:
-    """Computes `reference.experts` by the C++ library. Weights are packed for rows in the dtype of x."""
+    """Computes `reference.experts` with the C++ library. The weights must be packed for rows in the dtype of x.
+    product_work: products with fewer multiply-adds use one thread."""
     gate_up, down = all_experts.gate_up, all_experts.down
     assert isinstance(gate_up, Packed)
     assert isinstance(down, Packed)

@@ -22,7 +22,8 @@ def _product(
     GROUP: tl.constexpr, UNIT: tl.constexpr, BITS: tl.constexpr, HAS_MIN: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds the product of rows with one half of a tile of weights; BITS 0: weights that are not quantised."""
+    """Returns b_acc plus the product of b_stored, one half of a tile of weights, and b_x, the rows. BITS 0: the weights
+    are not quantised."""
     b_w = b_stored
     if BITS > 0:
         b_w = dequantised(b_stored, p_scale, p_minimum, o_w, k, i_half, n_groups, GROUP, UNIT, BITS, HAS_MIN, EVEN)
@@ -88,8 +89,7 @@ def _experts(
 
 def shape(n_pairs: int, n_experts: int) -> Shape:
     """The tile for n_pairs pairs. Few rows per expert have small tiles, so that many programs read the weights. Many
-    rows have larger tiles, which read the same weights less often. Each is the fastest of a dozen on an
-    H100."""
+    rows have larger tiles, which read the same weights less often. Each tile was the fastest of a dozen on an H100."""
     return Shape(16, 64, 128, 4, 3) if n_pairs <= 16 * n_experts else Shape(64, 64, 64, 4, 3)
 
 

@@ -137,10 +137,11 @@ class Layers:
         adapted: AdaptedRows | None = None, kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
-        which the caller must add it. The residual stream is in the memory of x. For the arguments see `logits`.
+        which the caller must add this output. The residual stream is in the memory of x. For the other arguments see
+        `logits`.
 
-        kept  number of layers -> [n, hidden], which gets the residual stream after so many layers. Cannot be combined
-              with `last` or `adapted`
+        kept  for some numbers k of layers, a tensor [n, hidden] that gets the residual stream after the first k layers.
+              Cannot be combined with `last` or `adapted`
         """
         return self._run(x, (cos, sin), ragged, last, adapted, kept=kept, turn=turn)
 
@@ -154,9 +155,9 @@ class Layers:
         cos, sin  float32 [n, rotary / 2]
         wanted    int64: the rows whose logits are needed
         last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes the
-                  results of these only, which include all wanted rows; None: the results of all rows
+                  results of these rows only; `wanted` must be the same rows. None: the results of all rows
         adapted   the rows that use an adapter, in the dtype of x
-        turn      see Turn; given if a layer attends to first keys
+        turn      see Turn; needed if a layer with a window attends to first keys (`Weights.first`)
         """
         logits = torch.empty(len(wanted), self._head_weight.n_out)
         self._run(x, (cos, sin), ragged, last, adapted, wanted, logits, turn=turn)
@@ -209,8 +210,8 @@ class Layers:
         return h.view_as(x)[:n_last], x[:n_last]
 
     def _plan(self, ragged: Ragged, window: int, first: int) -> tuple[_AttentionPlan, Tensor]:
-        """Prepares the attention of the layers that have this window and number of first keys. Returns the call and
-        the buffer of its partial results."""
+        """Prepares attention for the layers with this window and with `first` first keys. Returns the plan for the C++
+        library, and the buffer to which the plan points for partial results."""
         assert self._kv is not None
         ragged = ragged.seen_in(window)
         ragged.check(window)

@@ -65,10 +65,10 @@ def _attention(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dt
 
 
 def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
-    """Compares two layers with different windows, in one call, with the references op by op: with pools in `dtype`,
-    then with pools in 8 bits and weights in 8 or 4. Most sizes are no multiples of the vector width, and the last
-    dimensions of a head are not rotated. The tolerance for quantised numbers is wide: a number may be rounded to its
-    other neighbour."""
+    """Checks two layers with different windows, computed in one call, against the references, which compute them op by
+    op. Repeats this for three cases: pools and weights in `dtype`; int8 pools and 8-bit weights; E4M3 pools and 4-bit
+    weights. Most sizes are no multiples of the vector width, and the last dimensions of a head are not rotated. The
+    tolerance for quantised numbers is wide: a number may be rounded to its other neighbour."""
     hidden, heads, kv_heads, dim, mid = 52, 2, 1, 16, 36
     shapes = (hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden), (hidden, 2 * mid), (mid, hidden)
     batch = ragged([1, 3], [9, 6], [[0], [1]], 16)
@@ -161,8 +161,8 @@ def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype,
 
 
 def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype) -> None:
-    """Tests weights in 4 and 8 bits, with and without minimums. In deterministic mode, the products must be those of
-    rows that are rounded to 8 bits. A row must have the same bits in all batches."""
+    """Tests products with weights in 4 and 8 bits, with and without minimums. In deterministic mode, the expected
+    product is that of x rounded to 8 bits. A row must have the same bits in all batches."""
     for n_in, n_out in ((96, 70), (2112, 300)):
         _grouped_of(library, generator, dtype, n_in, n_out)
 
@@ -212,7 +212,7 @@ def _experts(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
 
 
 def _product(library: ctypes.CDLL, x: Tensor, weight: Packed, n: int, n_threads: int = 2) -> Tensor:
-    """The product of the first n rows of x."""
+    """x[:n] times the transposed weight, computed by the C++ library."""
     out = torch.empty(n, weight.n_out, dtype=x.dtype)
     pointer = ctypes.byref(Weight.of(weight, None))
     library.banyan_linear(x.dtype == torch.bfloat16, x.data_ptr(), pointer, out.data_ptr(), n, x.stride(0), n_threads)

@@ -23,9 +23,9 @@ def _rotate(
     KIND: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """Normalises and rotates all heads of one row, which are DIM numbers apart in input and output. Dimensions from
-    2 * HALF on are not rotated. KIND: the kind of the output's numbers; with 8 bits, the heads' scales go to
-    p_scale."""
+    """Normalises and rotates all heads of one row. In the input and in the output, heads are DIM numbers apart.
+    Dimensions from 2 * HALF on are not rotated. KIND: the format of the output's numbers; in 8 bits, the scale of each
+    head goes to p_scale."""
     o_head, o_half, o_rest = tl.arange(0, BLOCK_HEADS), tl.arange(0, BLOCK_HALF), 2 * HALF + tl.arange(0, BLOCK_REST)
     m_half, m_rest = o_half < HALF, o_rest < DIM
     m = (o_head < N_HEADS)[:, None] & m_half[None, :]

@@ -1,6 +1,7 @@
 """The ops between a layer's QKV projection and its attention: QK norm, rotary embedding, the write to the KV cache.
 
-Rotary position embedding (Su et al., 2021) in the half-split layout: dimension i is rotated with dimension i + n / 2.
+Rotary position embedding (Su et al., 2021) in the half-split layout: of n rotated dimensions, dimension i is rotated
+together with dimension i + n / 2.
 """
 
 import torch

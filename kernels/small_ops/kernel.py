@@ -35,7 +35,7 @@ def _norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
-    """See `reference.rms_norm`. x [n_rows, dim] or [n_rows, n_heads, dim], its last axis contiguous."""
+    """See `reference.rms_norm`. x [n_rows, dim] or [n_rows, n_heads, dim]; its last axis must be contiguous."""
     wide = x.unsqueeze(1) if x.dim() == 2 else x
     n_rows, n_heads, dim = wide.shape
     assert wide.stride(2) == 1, "the last axis must be contiguous"
@@ -74,7 +74,7 @@ def _silu_mul(p_x, p_out, s_row, dim, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `reference.silu_mul`. The last axis is contiguous."""
+    """See `reference.silu_mul`. The last axis must be contiguous."""
     n_rows, both = gate_up.shape
     dim = both // 2
     assert both == 2 * dim, f"{both} columns cannot be a gate and an up projection of equal width"
@@ -99,7 +99,7 @@ def _edit(p_logits, p_rows, p_tokens, p_factors, p_shifts, s_row, n, BLOCK: tl.c
 
 
 def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, shifts: Tensor) -> None:
-    """See `reference.edit_logits`. The last axis is contiguous."""
+    """See `reference.edit_logits`. The last axis of the logits must be contiguous, and so must the other tensors."""
     assert logits.stride(1) == 1, "the last axis must be contiguous"
     assert rows.dtype == tokens.dtype == torch.int64, "cells are int64"
     assert factors.dtype == shifts.dtype == torch.float32, "factors and shifts are float32"
@@ -112,7 +112,7 @@ def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, s
 
 @triton.jit
 def _mask(p_logits, p_masks, p_which, s_row, n_words, n_vocab, BLOCK: tl.constexpr):
-    """Writes only the forbidden tokens' logits, and reads none."""
+    """Writes -inf to the logits of forbidden tokens. Neither reads nor writes any other logits."""
     i_row = tl.program_id(0).to(tl.int64)
     i_mask = tl.load(p_which + i_row).to(tl.int64)
     if i_mask >= 0:
@@ -124,7 +124,7 @@ def _mask(p_logits, p_masks, p_which, s_row, n_words, n_vocab, BLOCK: tl.constex
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
-    """See `reference.mask_logits`. The last axes are contiguous."""
+    """See `reference.mask_logits`. The last axis of the logits must be contiguous, and so must the masks."""
     n_rows, n_vocab = logits.shape
     assert logits.stride(1) == 1, "the last axis must be contiguous"
     assert masks.is_contiguous(), "masks must be contiguous"
@@ -149,7 +149,7 @@ def _copy_pages(p_pools, p_copies, s_pool, s_page, s_slot, BLOCK: tl.constexpr):
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
-    """See `reference.copy_pages`. `copies` is on the pools' device."""
+    """See `reference.copy_pages`. `copies` must be on the pools' device."""
     if not len(copies):
         return
     assert copies.is_contiguous(), "the list of copies must be contiguous"
@@ -162,8 +162,8 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
 
 @triton.jit
 def _copy_slots(p_pools, p_sources, p_destinations, s_pool, s_slot, n_steps, BLOCK: tl.constexpr):
-    """Each program copies one part of every slot of a path, in one pool. One thread handles the same numbers of all
-    these slots, so no step has to wait for another thread's read."""
+    """Each program copies one part of every slot of a path, in one pool. A thread handles the same numbers in all these
+    slots, so no step must wait until another thread has read a slot."""
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o < s_slot
     p_pool = p_pools + tl.program_id(2).to(tl.int64) * s_pool + o
@@ -176,7 +176,7 @@ def _copy_slots(p_pools, p_sources, p_destinations, s_pool, s_slot, n_steps, BLO
 
 
 def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
-    """See `reference.copy_slots`. The lists are on the pools' device."""
+    """See `reference.copy_slots`. `sources` and `destinations` must be on the pools' device."""
     assert sources.shape == destinations.shape, "sources and destinations differ in shape"
     assert sources.dtype == destinations.dtype == torch.int64, "slots are int64"
     assert sources.is_contiguous(), "the list of sources must be contiguous"

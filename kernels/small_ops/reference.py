@@ -72,9 +72,9 @@ def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -
     an accepted path of a draft tree to the slots of its tokens' final positions.
 
     pools                   [n_pages, page_size, ...], contiguous, changed in place; a slot is page * page_size + offset
-    sources, destinations   int64 [n_paths, n_steps]; a source of -1: no copy. Paths have no slot in common. In a path,
-                            no destination is the source of a later step. This holds if the path's rows ascend and move
-                            to the front of their tree
+    sources, destinations   int64 [n_paths, n_steps]; a source of -1: no copy. Two paths have no slot in common. In a
+                            path, no step may read a slot to which an earlier step has written. Paths of draft trees
+                            meet this condition: their slots ascend, and move towards the front of their tree
     """
     m = (sources >= 0) & (sources != destinations)
     source, destination = sources[m], destinations[m]

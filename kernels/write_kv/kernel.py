@@ -45,7 +45,8 @@ def widen(b, KIND: tl.constexpr):
 
 @triton.jit
 def narrow(b, b_scale, KIND: tl.constexpr):
-    """Divides float32 by its scale and rounds to 8 bits, to nearest even."""
+    """Divides b, in float32, by b_scale, and rounds it to nearest even in 8 bits: to int8 or E4M3, according to
+    KIND."""
     b = b / tl.where(b_scale > 0.0, b_scale, 1.0)
     b = tl.where(b == b, b, 0.0)  # the scale carries a NaN
     if KIND == 1:
@@ -92,7 +93,7 @@ def put_halves(
 
 @triton.jit
 def halves(b, b_from, b_by):
-    """Subtracts b_from, divides by b_by, and rounds float32 to 4 bits, to nearest even."""
+    """Returns (b - b_from) / b_by, rounded to nearest even and limited to 0 .. 15, as uint8."""
     b = (b - b_from) / b_by
     b = tl.minimum(tl.maximum(tl.where(b == b, b, 0.0), 0.0), 15.0)
     return ((b + 12582912.0) - 12582912.0).to(tl.uint8)
@@ -103,7 +104,8 @@ def put(
     p_x, p_pool, p_scale, slot, N_HEADS: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Writes all heads of one row, DIM numbers apart, to a slot. GROUP: how many numbers share a scale in 4 bits."""
+    """Writes all heads of one row to a slot. In memory, heads are DIM numbers apart. GROUP: how many numbers share a
+    scale in 4 bits."""
     if KIND == 4:
         put_halves(p_x, p_pool, p_scale, slot, N_HEADS * DIM // GROUP, GROUP, BLOCK // GROUP)
     elif KIND == 0:
