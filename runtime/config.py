@@ -270,10 +270,11 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFacts(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the model, in the dtypes that it will have on the device. weight_bytes: bytes
     of its weights. kv_bytes: bytes of the keys and values of one token, over all layers. Both include a draft model.
-    kind: how it runs, "" for a native family. is_recurrent: some layers have a recurrent state. window: tokens of the
-    largest sliding window; 0: no layer has one. window_bytes: the part of kv_bytes that belongs to layers with a
-    window. n_first: tokens at the beginning of a text that these layers read as well. has_whole_images: rows of an
-    image attend to each other in both directions, so a step computes all of them."""
+    kind: a note for the log on how the model runs; "" for the families that Banyan implements itself. is_recurrent:
+    some layers have a recurrent state. window: tokens of the largest sliding window; 0: no layer has one. window_bytes:
+    the part of kv_bytes that belongs to layers with a window. n_first: tokens at the beginning of a text that these
+    layers read as well. has_whole_images: rows of an image attend to each other in both directions, so a step computes
+    all of them."""
 
     name: str
     max_context: int
@@ -506,8 +507,8 @@ class ModelPlacement(NamedTuple):
 
 
 def place(config: Config, hardware: Hardware, name: str, max_context: int, checkpoint_dtype: str) -> ModelPlacement:
-    """The first part of `resolve`: choose device, dtype and context. name, max_context, checkpoint_dtype: those of the
-    model."""
+    """The first part of `resolve`: choose device, dtype and context. name, max_context and checkpoint_dtype are the
+    model's. Raises ConfigError if the options do not fit the model or the machine."""
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
         raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
@@ -561,11 +562,15 @@ def tokens_ahead(config: Config, device: str) -> int:
 
 
 def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
-    """The most pages that windowed layers need for one request; 0: windowed layers have no pages of their own.
+    """The most pages of windowed layers that one request needs. Returns 0 if windowed layers have no pages of their
+    own:
 
-    They have none if a full context would not need more pages; if a layer has a recurrent state; if rows of an image
-    attend to each other in both directions; with a host tier, because it holds all pages of a text or none; and if the
-    model's first layers draft, because drafting supports one kind of pages only."""
+    - if a full context needs no more pages than that
+    - if a layer has a recurrent state
+    - if rows of an image attend to each other in both directions
+    - if there is a host tier, which keeps all pages of a text or none
+    - if the model's first layers draft, because drafting supports only one kind of pages
+    """
     shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith(EARLY_EXIT)
     # Rows of an image that see each other are read from the same pages in all layers (`ImageSpan`), and a step that
     # reaches into an image computes more tokens than `tokens_ahead` counts.
@@ -581,11 +586,12 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
     most the memory of MOST_CONTEXTS full contexts. Engines that share a device share its memory. If a model has
-    recurrent states, they get half of this memory. If windowed layers have their own pages, let f be the number of
-    windowed pages per other page that a full context needs. There are then sqrt(f) windowed pages per other page: a
-    compromise between full contexts (f) and texts shorter than the window (1). The other pages get at least half of
-    what they would get if all layers shared pages. If all layers are windowed, the other pages take no memory, and
-    there are enough of them for a context.
+    recurrent states, they get half of this memory.
+
+    If windowed layers have their own pages, let f be the number of windowed pages per other page that a full context
+    needs. A text shorter than the window needs 1 windowed page per other page. As a compromise, there are sqrt(f)
+    windowed pages per other page, but at least half as many windowed pages as there would be pages if all layers shared
+    them. If all layers are windowed, the other pages take no memory, and there are enough of them for a context.
     """
     n_context = -(-placement.context // config.page)
     n_window = request_window_pages(config, model, placement)
@@ -700,8 +706,9 @@ def _check_recurrent(config: Config, model: ModelFacts) -> None:
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
-    """How many KV pages fit into host memory. free: bytes of main memory that weights and pages on the device leave
-    free."""
+    """How many KV pages `host_memory` holds. free: free bytes of main memory, less the KV pages if they are in main
+    memory too. Raises ConfigError if `host_memory` is smaller than a page, and OutOfMemory if it exceeds `free` and
+    there is no `host_file`."""
     asked = parse_bytes(config.host_memory) // config.replicas
     if not asked:
         return 0  # a page may have no bytes

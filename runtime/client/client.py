@@ -39,12 +39,12 @@ _RECONNECT_HANDSHAKE, _RECONNECT_PAUSE = 5.0, 0.2  # seconds for one attempt, an
 
 def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key: str = "", tenant: str = "") -> Client:
     """This process's client for the server at `path`, at tcp://HOST:PORT, or at the URL of its HTTP process. The first
-    call makes the connection.
+    call makes the connection. Raises ConnectFailed, with the reason, if there is no connection.
 
-    token: the access token, or over HTTP the API key, if the server asks for one. server_key: for tcp:// only, the
-    server's public key or the file that contains it. Defaults: the environment variables BANYAN_TOKEN, or over HTTP
-    BANYAN_API_KEY, and BANYAN_SERVER_KEY. tenant: the tenant for which an operator connects (see wire.Hello). If there
-    is no connection, ConnectFailed says why.
+    token: the access token, or over HTTP the API key, if the server asks for one; by default the environment variable
+    BANYAN_TOKEN, or over HTTP BANYAN_API_KEY. server_key: for tcp:// only, the server's public key or the file that
+    contains it; by default the environment variable BANYAN_SERVER_KEY. tenant: the tenant for which an operator
+    connects (see wire.Hello).
     """
     is_url = str(path).startswith(SCHEMES)
     token = token or os.environ.get(API_KEY if is_url else TOKEN, "")
@@ -329,8 +329,8 @@ class Client:
         self._loop.call(self._drop_if_unused)  # all of them may have ended meanwhile
 
     def lose(self, why: str, keep_durable: bool = False) -> list[ProgramFutures]:
-        """Mark the connection as lost, and fail all programs and questions. With `keep_durable`, durable programs do
-        not fail; they are returned."""
+        """Mark the connection as lost, and fail all programs and all calls of `ask`. With `keep_durable`, durable
+        programs do not fail; returns these programs."""
         with self._lock:
             self.lost = why
             programs, self._programs = list(self._programs.values()), {}
@@ -401,7 +401,8 @@ class _ClientLoop:
             os.eventfd_write(self._wake, 1)
 
     def client_for(self, address: ServerAddress, timeout: float, is_for_durables: bool = False) -> Client:
-        """The open connection to a server, or a new one."""
+        """Return the open connection to a server, or make a new one. Raises ConnectFailed. is_for_durables: only
+        durable programs that go on after a lost connection need it, so it is closed after the last of them."""
         with _connecting:
             handshake = self._handshakes.setdefault(address, threading.Lock())
         # Others that want this server wait, and get the same client.
@@ -425,7 +426,8 @@ class _ClientLoop:
     def drop(
         self, client: Client, why: str, done: threading.Event | None = None, *, may_come_back: bool = False
     ) -> None:
-        """Close a connection. may_come_back: durable programs wait until the server is back."""
+        """Close a connection, and set `done`. may_come_back: durable programs wait until the server is back. If the
+        connection was already lost, fail the durable programs that still wait."""
         if client.lost is None:
             self.n_lost += may_come_back and client.has_durables  # before the next client takes numbers from it
             if self.clients.get(client.address) is client:

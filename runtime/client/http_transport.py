@@ -48,8 +48,9 @@ class _ClientEnd(zmq.Socket[bytes]):
 
 
 def connect(context: ipc.Context, url: str, token: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
-    """A socket like a DEALER connected to the server at `url`, and its `watch` socket. token: the API key.
-    ConnectFailed: nobody answers, or the server refuses. NotBanyan: the server is not Banyan's."""
+    """Opens a session with the server at `url`. Returns a socket that works like a DEALER connected to the server, and
+    a `watch` socket, which becomes readable when the session begins and when it ends. token: the API key. Raises
+    ConnectFailed if nobody answers or the server refuses, NotBanyan if the server is not Banyan's."""
     session = _Session(url, token, timeout)
     (socket, inside), (monitor, events), (arrived, arrivals), (leaving, posts) = (
         _pair(context, kind) for kind in (_ClientEnd, zmq.Socket, zmq.Socket, zmq.Socket)
@@ -95,7 +96,8 @@ def _headers(kind: str, token: str) -> dict[str, str]:
 
 
 def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
-    """A connection for `url`, which the first request opens. ConnectFailed: the URL is not valid."""
+    """An HTTP connection to the server at `url`. The first request opens it. Raises ConnectFailed if the URL is not
+    valid."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -107,7 +109,8 @@ def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
 
 
 class _Session:
-    """The two HTTP connections of one client."""
+    """The two HTTP connections of one client: one posts the client's messages, the other receives the server's
+    messages."""
 
     def __init__(self, url: str, token: str, timeout: float) -> None:
         self._url = url
@@ -124,8 +127,9 @@ class _Session:
         _sessions.add(self)
 
     def _begin(self) -> http.client.HTTPResponse:
-        """Open the session, and return the response that carries its messages. The Hello has no token: the API key
-        identifies the client."""
+        """Open the session with a Hello. Return the HTTP response whose body delivers the server's messages. The Hello
+        has no token, because the API key in the HTTP headers identifies the client. Raises ConnectFailed if nobody
+        answers or the server refuses, NotBanyan if the server is not Banyan's."""
         hello = wire.encode(wire.Hello(wire.VERSION, f"pid {os.getpid()}"))
         try:
             self._stream.connect()
@@ -167,9 +171,14 @@ class _Session:
             messages = messages[n:]
 
     def carry(self, inside: ipc.Socket, arrived: ipc.Socket, leaving: ipc.Socket, events: ipc.Socket) -> None:
-        """Carry messages until one side ends. Runs in a thread. inside: the peer of the Client's socket. arrived:
-        delivers the messages that `read` has read. leaving: takes the messages for `post`, and delivers the end of
-        `post`. events: the peer of the `watch` socket."""
+        """Pass messages on between the Client and the threads of `read` and `post`, until one side ends. Runs in a
+        thread.
+
+        inside   the peer of the Client's socket
+        arrived  delivers the messages that `read` has read
+        leaving  takes the messages for `post`; a message from it says that `post` has ended
+        events   the peer of the `watch` socket
+        """
         poller = zmq.Poller()
         for one in (inside, arrived, leaving):
             poller.register(one, zmq.POLLIN)
@@ -202,7 +211,7 @@ class _Session:
             one.close(1000)
 
     def post(self, posts: ipc.Socket) -> None:
-        """Post each message that comes, until the Client or the session ends. Runs in a thread."""
+        """Post each message that arrives at `posts`, until the Client or the session ends. Runs in a thread."""
         is_open = True
         while is_open:
             messages = [posts.recv(), *_all(posts)]
@@ -218,7 +227,7 @@ class _Session:
         self._posts.close()
 
     def read(self, arrivals: ipc.Socket) -> None:
-        """Pass on each message of the response. Runs in a thread."""
+        """Pass each message of the server's long response on to `arrivals`. Runs in a thread."""
         buffer = bytearray()
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             while data := self._response.read1(1 << 16):
@@ -231,7 +240,8 @@ class _Session:
         self._stream.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child, close its copies of the connections, so that the server notices when the parent ends."""
+        """In a forked child, close the child's copies of the two connections, so that the server notices when the
+        parent ends."""
         for socket in (self._socket, self._posts.sock):
             if socket is not None and (number := socket.detach()) >= 0:
                 os.close(number)

@@ -92,8 +92,8 @@ class ProgramHandle:
         self._futures.on_delta(ref, callback)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback`, as `on_delta` does, with each Called message of the gen or select `ref`. Must be set
-        before the op is submitted."""
+        """Call `callback`, which must not block, on the I/O thread with each Called message of the gen or select `ref`.
+        Must be set before the op is submitted. An exception in it fails the future of `ref`."""
         self._futures.on_call(ref, callback)
 
     def cancel(self) -> None:
@@ -183,8 +183,8 @@ class ProgramFutures:
         return template
 
     def _encode(self, ops: tuple[wire.Op, ...], last: bool) -> list[bytes]:
-        """Encode ops as one Submit, or as several if they are too many or too long for one. BadMessage: an op is too
-        long."""
+        """Encode ops as one Submit, or as several if they are too many or too long for one. Raises BadMessage if an op
+        is too long, BadProgram if a text is not valid Unicode."""
         limits = None if self._n_sent else self.limits
         if limits is not None and self._started:  # sent again to a restarted server: less time is left
             elapsed = time.monotonic() - self._started
@@ -227,7 +227,7 @@ class ProgramFutures:
             self._queued += messages
 
     def close(self) -> None:
-        """Send the last message, unless it was sent before."""
+        """Tell the server that no more ops will come, unless it knows or the program is over."""
         with self._lock:
             if self._is_closed or self.is_over or (self._connection.lost is not None and not self.is_durable):
                 return
@@ -296,7 +296,7 @@ class ProgramFutures:
         self._connection.call(partial(self._register_delta, ref, callback))
 
     def abandon(self) -> None:
-        """Close the program, whose handle was garbage collected, on the I/O thread. Safe in a finalizer."""
+        """Close the program on the I/O thread, because its handle was garbage collected. Safe in a finalizer."""
         self._connection.call(self.close)
 
     def lose_in_forked_child(self, why: str) -> None:

@@ -70,7 +70,7 @@ def short_appends(op: wire.Append, most: int = 1 << 62) -> Iterator[wire.Append]
 
 
 def _short_parts(parts: Iterable[wire.Part], most: int) -> Iterator[wire.Part]:
-    """The parts, their texts cut into pieces of `most` characters."""
+    """The parts, in order. A text of more than `most` characters is cut into several parts."""
     for part in parts:
         match part:
             case str() if len(part) > most:

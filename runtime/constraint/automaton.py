@@ -1,10 +1,11 @@
 """Compiles regexes and choices with outlines_core into automata over bytes.
 
 outlines_core builds one kind of index: of a regex over a vocabulary. With the 256 bytes as the vocabulary, the index is
-a plain, small DFA. Version 0.2.14 needs two workarounds. It returns the first match of an unanchored search, which
-loses the longer of two alternatives: so the pattern ends in `\\z`. It also drops everything after a matching state, and
-builds the unanchored automaton too, which can be huge: so the pattern begins with a marker character that nothing else
-in it can match, and our automaton starts after the marker.
+a plain, small DFA. Version 0.2.14 needs two workarounds. First, it takes the first match that it finds, and so loses
+the longer of two alternatives. If the pattern ends in `\\z`, only a match of the whole text counts. Second, it drops
+everything after a matching state, and it also builds an automaton for matches at any position, which can be huge. So
+the pattern begins with a marker character that nothing else in the pattern can match, and our automaton starts after
+the marker.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def build_automaton(spec: ConstraintSpec) -> tuple[Transitions, Finals]:
 
 
 def _tables(start: int, steps: dict[int, dict[int, int]], finals: set[int]) -> tuple[Transitions, Finals]:
-    """The tables of the states that `start` can reach and that can reach a final state."""
+    """The tables of an automaton. Contains only states that `start` can reach and from which a final state can be
+    reached. Raises ConstraintTooLarge if these are more than STATES. steps: state -> byte -> next state."""
     before: dict[int, list[int]] = {}
     for state, row in steps.items():
         for token, after in row.items():

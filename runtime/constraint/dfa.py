@@ -82,8 +82,8 @@ class DfaConstraint:
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def forced(self, state: int) -> list[int]:
-        """The canonical tokens of the bytes that must come next, up to the first position at which an allowed token
-        might reach beyond these bytes."""
+        """The canonical tokens of the bytes that must come next. The list ends before the first position at which an
+        allowed token could reach beyond these bytes."""
         if state not in self._forced:
             run, path, at = bytearray(), list[int](), state
             while len(run) < _MAX_FORCED and not self.final[at] and len(b := np.flatnonzero(self.next[at] >= 0)) == 1:

@@ -61,8 +61,8 @@ class Guide(ABC):
     @abstractmethod
     def forced_tokens(self, limit: int) -> list[int]:
         """The tokens that the constraint forces next, at most `limit`. Does not accept them. They are the canonical
-        tokens of the forced text, as `fill` would allow them one by one, and end where a token that reaches beyond this
-        text could begin."""
+        tokens of the forced text, as `fill` would allow them one by one. The list ends before the first position at
+        which an allowed token could reach beyond the forced text."""
 
     def accept_masked(self, tokens: Sequence[int]) -> int:
         """Advance by the tokens up to the first one that a mask of `fill` would not allow. Returns how many were
