@@ -381,8 +381,8 @@ class Cache:
     # ---- pages -----------------------------------------------------------------------------------------------------
 
     def take_moves(self) -> list[Move]:
-        """Pages to move between the device and host memory, in order, before the copies of leases and before any write.
-        Returns each once."""
+        """The moves of pages between the device and host memory that were ordered since the last call. The caller must
+        make them in this order, before the copies of leases and before it writes to any page."""
         if self.host is None:
             return []
         moves, self.host.moves = self.host.moves, []

@@ -69,10 +69,10 @@ class KVHint:
         self.due = self.until = None
 
     def drop(self, n_shared: int = 0) -> None:
-        """Lets the tree evict this prefix first. Moves all nodes below the prefix to the queue `Tree.dead`, then the
-        nodes on its own path, from the last upwards, until a node has other children or only the first `n_shared`
-        tokens are left. Drops nodes that are only in host memory. Nodes that are locked or held, and the nodes above
-        them, stay where they are."""
+        """Lets the tree evict this prefix first. Moves all nodes below the prefix to the queue `Tree.dead`, and then
+        the nodes of the prefix itself, from the last one upwards. Stops below a node that has other children, and
+        before the first `n_shared` tokens. Nodes that are only in host memory are dropped. Nodes that are locked or
+        held, and the nodes above them, stay where they are."""
         self.release()
         found = self._hints.find(self, is_on_device=False)
         if found is None:
@@ -243,8 +243,8 @@ class KVHints:
 
 
 def _mark_dead(tree: Tree, node: Node) -> bool:
-    """Moves a node to the queue `Tree.dead` if the node is neither locked nor held and `Tree.dead` has all its
-    children. A node that is only in host memory is dropped instead. Returns False if the node stays where it is."""
+    """Moves a node to the queue `Tree.dead` if the node is neither locked nor held and all its children are in
+    `Tree.dead`. A node that is only in host memory is dropped instead. Returns False if the node stays where it is."""
     if node.n_locks or node.n_holds or any(child.queue is not tree.dead for child in node.children.values()):
         return False
     if node.pages:

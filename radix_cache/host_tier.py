@@ -193,7 +193,8 @@ class Host:
             tree.listener.stored(node, 0)
 
     def _is_sound(self, node: Node) -> bool:
-        """Whether the host pages of a node that an earlier process wrote match their checksums."""
+        """Whether the host pages of a node match their checksums. Compares only pages from an earlier process, each
+        once."""
         if self.file is None or self.unproven.isdisjoint(node.host):
             return True
         is_sound = all(map(self.file.is_sound, self.unproven.intersection(node.host)))
