@@ -62,7 +62,8 @@ def _reason(error: Exception) -> str:
 
 
 def _compiler() -> list[str]:
-    """The compiler and its first arguments: CXX, which may be "ccache g++", or c++. Raises ValueError without one."""
+    """The C++ compiler and its first arguments: those that the environment variable CXX names, for example "ccache
+    g++"; without CXX, c++. Raises ValueError if there is no such program."""
     named = os.environ.get("CXX", "")
     try:
         words = shlex.split(named) or ["c++"]
@@ -118,7 +119,7 @@ def _changed(file: Path) -> int:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """An flock of the folder. The kernel releases it when the process ends in any way."""
+    """A context that holds an flock of the folder. The flock ends with the process, however the process ends."""
     file = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # NFS locks no folders: there, each process builds, and renames its own finished file

@@ -99,7 +99,7 @@ def _edit(p_logits, p_rows, p_tokens, p_factors, p_shifts, s_row, n, BLOCK: tl.c
 
 
 def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, shifts: Tensor) -> None:
-    """See `reference.edit_logits`. The last axis of the logits must be contiguous, and so must the other tensors."""
+    """See `reference.edit_logits`. The last axis of `logits` must be contiguous, the other tensors entirely."""
     assert logits.stride(1) == 1, "the last axis must be contiguous"
     assert rows.dtype == tokens.dtype == torch.int64, "cells are int64"
     assert factors.dtype == shifts.dtype == torch.float32, "factors and shifts are float32"
@@ -124,7 +124,7 @@ def _mask(p_logits, p_masks, p_which, s_row, n_words, n_vocab, BLOCK: tl.constex
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
-    """See `reference.mask_logits`. The last axis of the logits must be contiguous, and so must the masks."""
+    """See `reference.mask_logits`. The last axis of `logits` must be contiguous. `masks` must be contiguous."""
     n_rows, n_vocab = logits.shape
     assert logits.stride(1) == 1, "the last axis must be contiguous"
     assert masks.is_contiguous(), "masks must be contiguous"

@@ -1,7 +1,7 @@
 """Scatters new keys and values, one program per row. Other kernels also use its conversions to and from 8 bits.
 
-On chips without e4m3 (sm_80), kernels load an e4m3 number as an integer and shift its bits to the sign, exponent and
-mantissa of a float32. The float is the number times 2**-120, also if the number is subnormal.
+On chips without e4m3 (sm_80), kernels load an e4m3 number as an integer, and shift its bits to the places of the sign,
+exponent and mantissa of a float32. The result is the number times 2**-120, even if the number is subnormal.
 """
 
 import torch
