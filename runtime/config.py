@@ -270,11 +270,11 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFacts(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the model, in the dtypes that it will have on the device. weight_bytes: bytes
     of its weights. kv_bytes: bytes of the keys and values of one token, over all layers. Both include a draft model.
-    kind: a note for the log on how the model runs; "" for the families that Banyan implements itself. is_recurrent:
-    some layers have a recurrent state. window: tokens of the largest sliding window; 0: no layer has one. window_bytes:
-    the part of kv_bytes that belongs to layers with a window. n_first: tokens at the beginning of a text that these
-    layers read as well. has_whole_images: rows of an image attend to each other in both directions, so a step computes
-    all of them."""
+    kind: a description for users of how the model is stored and run; "" for one of Banyan's own families in floats.
+    is_recurrent: some layers have a recurrent state. window: tokens of the largest sliding window; 0: no layer has one.
+    window_bytes: the part of kv_bytes that belongs to layers with a window. n_first: tokens at the beginning of a text
+    that these layers read as well. has_whole_images: rows of an image attend to each other in both directions, so a
+    step computes all of them."""
 
     name: str
     max_context: int
@@ -294,8 +294,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def make(**options: Any) -> Config:
-    """Create a Config and check it. ConfigError: an option has a bad value, or is unknown (the message names the most
-    similar one)."""
+    """Create a Config and check it. Raises ConfigError if an option has a bad value, or if it is unknown (the message
+    names the most similar one)."""
     fields = Config.__struct_fields__
     if unknown := [name for name in options if name not in fields]:
         raise ConfigError("\n".join(map(unknown_option, unknown)))
@@ -308,7 +308,8 @@ def make(**options: Any) -> Config:
 
 
 def unknown_option(name: str) -> str:
-    """The message for an option that does not exist. It names the most similar one."""
+    """Returns the error message for an option that does not exist. If an existing option has a similar name, the
+    message names it; otherwise it lists all options."""
     if name.split("_")[0] == "http":
         return f"there is no option {name!r} here; run `banyan serve --http 8000`, and connect to that server"
     fields = Config.__struct_fields__
@@ -324,7 +325,7 @@ _MINIMUMS = {
 
 
 def check(c: Config) -> None:
-    """Check all options. ConfigError: an option has an invalid value, or two options exclude each other."""
+    """Check all options. Raises ConfigError if an option has an invalid value, or if two options exclude each other."""
 
     def require(ok: bool, message: str) -> None:
         if not ok:
@@ -421,12 +422,13 @@ def _check_window(c: Config, n_host_bytes: int) -> None:
 
 
 def n_sinks(c: Config) -> int:
-    """How many of the first tokens every token attends to. 0 without a window."""
+    """How many tokens at the beginning of a text all later tokens attend to, besides their window. 0 without the option
+    `window`."""
     return (4 if c.sinks is None else c.sinks) if c.window else 0
 
 
 def check_adapter_name(name: str) -> None:
-    """Check the name of an adapter. ConfigError: the name is not valid."""
+    """Check the name of an adapter. Raises ConfigError if the name is not valid."""
     if not re.fullmatch(r"[\w.-][\w./-]{0,127}", name):
         raise ConfigError(
             f"{name[:200]!r} is not a valid name of an adapter: it must have 1 to 128 letters, digits and ./_-"
@@ -440,7 +442,8 @@ EARLY_EXIT = "layers:"
 
 
 def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
-    """The drafters that `Config.speculate` selects, in the order of DRAFTERS. auto selects all that are available."""
+    """The drafters that `Config.speculate` selects, in the order of DRAFTERS. "auto" selects all that are available.
+    Raises ConfigError if a name is unknown, or if "model" is selected without a draft model."""
     if speculate == "off":
         return ()
     if speculate == "auto":
@@ -458,7 +461,7 @@ def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
 
 def address(text: str) -> tuple[str, int]:
     """Parse an address: '9090' -> ('127.0.0.1', 9090); '0.0.0.0:9090' -> ('0.0.0.0', 9090). Port 0 stands for any free
-    port."""
+    port. Raises ConfigError if the text is no address."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"cannot read {text!r} as an address; write it like 9090 or 0.0.0.0:9090")
@@ -466,7 +469,8 @@ def address(text: str) -> tuple[str, int]:
 
 
 def slo(text: str) -> dict[str, float]:
-    """Parse service levels: 'ttft=500ms,itl=0.05' -> {'ttft': 0.5, 'itl': 0.05}, in seconds."""
+    """Parse service levels: 'ttft=500ms,itl=0.05' -> {'ttft': 0.5, 'itl': 0.05}, in seconds. Raises ConfigError for any
+    other form."""
     levels: dict[str, float] = {}
     for one in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*(ttft|itl|program)\s*=\s*(\d+(?:\.\d+)?)\s*(s|ms|)\s*", one)
@@ -477,7 +481,8 @@ def slo(text: str) -> dict[str, float]:
 
 
 def tcp(text: str) -> tuple[str, int]:
-    """Parse an address: 'tcp://10.0.0.1:7100' -> ('10.0.0.1', 7100). The host must be given: tcp://* is refused."""
+    """Parse an address: 'tcp://10.0.0.1:7100' -> ('10.0.0.1', 7100). Raises ConfigError for any other form, also for
+    tcp://*, because the host must be given."""
     match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\s:/*\[\]]+):(\d{1,5})", text)
     if not match or int(match[2]) > 65535:
         raise ConfigError(f"cannot read {text!r} as an address; write it like tcp://10.0.0.1:7100")
@@ -485,7 +490,8 @@ def tcp(text: str) -> tuple[str, int]:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse a size: '2GiB' -> 2147483648. Units: B, kB, MB, GB (decimal), KiB, MiB, GiB."""
+    """Parse a size: '2GiB' -> 2147483648. Units: B, kB, MB, GB (decimal), KiB, MiB, GiB. Raises ConfigError for any
+    other form."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if not match or match[2].lower() not in _UNITS:
         raise ConfigError(f"cannot read {text!r} as a size in memory; write it like '2GiB' or '500MB'")
@@ -493,7 +499,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _tokens(text: str) -> int | None:
-    """Parse a number of tokens: '20000 tokens' -> 20000. None: the text has another unit."""
+    """Parse a number of tokens: '20000 tokens' -> 20000. Returns None if the text has another unit."""
     match = re.fullmatch(r"\s*(\d+)\s*tokens?\s*", text)
     return int(match[1]) if match else None
 
@@ -556,20 +562,20 @@ class KVBudget(NamedTuple):
 
 
 def tokens_ahead(config: Config, device: str) -> int:
-    """For how many tokens beyond those computed a request may claim pages of windowed layers, at most."""
+    """The largest number of tokens, beyond those computed, for which a request may claim pages of windowed layers."""
     n_steps = 2 if device == "cuda" else 1  # on a GPU, a step is planned while another is computed
     return n_steps * config.step_tokens + 2 * config.page
 
 
 def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
     """The most pages of windowed layers that one request needs. Returns 0 if windowed layers have no pages of their
-    own:
+    own. This is so if
 
-    - if a full context needs no more pages than that
-    - if a layer has a recurrent state
-    - if rows of an image attend to each other in both directions
-    - if there is a host tier, which keeps all pages of a text or none
-    - if the model's first layers draft, because drafting supports only one kind of pages
+    - a full context needs no more pages than that,
+    - a layer has a recurrent state,
+    - rows of an image attend to each other in both directions,
+    - there is a host tier, which keeps all pages of a text or none, or
+    - the model's first layers draft, because drafting supports only one kind of pages.
     """
     shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith(EARLY_EXIT)
     # Rows of an image that see each other are read from the same pages in all layers (`ImageSpan`), and a step that
@@ -624,7 +630,8 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
 
 
 def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
-    """Replace each "auto" by a value. OutOfMemory: the KV memory is too small for one context."""
+    """Replace each "auto" by a value for this machine and model. Raises ConfigError if options do not fit them, and
+    OutOfMemory if the KV memory is too small for one context."""
     placement = place(config, hardware, model.name, model.max_context, model.checkpoint_dtype)
     device, dtype, context = placement
     decisions = [
@@ -706,9 +713,9 @@ def _check_recurrent(config: Config, model: ModelFacts) -> None:
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
-    """How many KV pages `host_memory` holds. free: free bytes of main memory, less the KV pages if they are in main
-    memory too. Raises ConfigError if `host_memory` is smaller than a page, and OutOfMemory if it exceeds `free` and
-    there is no `host_file`."""
+    """How many KV pages of host memory one engine gets by the option `host_memory`. free: free bytes of main memory,
+    less the KV pages if they are in main memory too. Raises ConfigError if an engine's part of `host_memory` is smaller
+    than a page, and OutOfMemory if its pages exceed `free` and there is no `host_file`."""
     asked = parse_bytes(config.host_memory) // config.replicas
     if not asked:
         return 0  # a page may have no bytes
@@ -729,7 +736,7 @@ def token_lines(text: str) -> list[tuple[int, list[str]]]:
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file. ConfigError: the file cannot be read. what: the option that names the file."""
+    """The text of a file. Raises ConfigError if the file cannot be read. what: the option that names the file."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as e:
@@ -737,7 +744,8 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_private(path: Path, what: str) -> str:
-    """The text of a file of secrets. ConfigError: the file cannot be read, or other users may read it."""
+    """The text of a file of secrets. Raises ConfigError if the file cannot be read, or if other users may read it.
+    what: the option that names the file."""
     text = read_text(path, what)
     if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
         raise ConfigError(f"other users may read {what} {path} (mode {mode:04o}); run `chmod 600 {path}`")

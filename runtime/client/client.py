@@ -156,8 +156,8 @@ class Client:
         return ProgramHandle(program)
 
     def define(self, template: ProgramTemplate) -> int:
-        """Define a template on the server. Returns its number, for a Use in any program of this client. BadMessage: the
-        template is larger than the server allows."""
+        """Define a template on the server. Returns its number, for a Use in any program of this client. Raises
+        BadMessage if the template is larger than the server allows."""
         self.check()
         number = next(self._numbers)
         n_bytes = len(wire.encode(_define(number, template)))
@@ -188,9 +188,9 @@ class Client:
         name: str = "",
         path: str = "",
     ) -> Any:
-        """The server's answer to a question outside any program (see wire.Ask), decoded from JSON. BanyanError: the
-        server refused. EngineLost: the engine died before it answered. RuntimeLost: no answer within `timeout`
-        seconds."""
+        """The server's answer to a question outside any program (see wire.Ask), decoded from JSON. Raises BanyanError
+        if the server refuses, EngineLost if the engine dies before it answers, and RuntimeLost if there is no answer
+        within `timeout` seconds."""
         self.check()
         number = next(self._ask_ids)
         future: ValueFuture[wire.Answer] = ValueFuture()
@@ -401,8 +401,8 @@ class _ClientLoop:
             os.eventfd_write(self._wake, 1)
 
     def client_for(self, address: ServerAddress, timeout: float, is_for_durables: bool = False) -> Client:
-        """Return the open connection to a server, or make a new one. Raises ConnectFailed. is_for_durables: only
-        durable programs that go on after a lost connection need it, so it is closed after the last of them."""
+        """Return the open connection to a server, or make a new one. Raises ConnectFailed. is_for_durables: the
+        connection is only for programs that resume after a lost connection, and is closed after the last of them."""
         with _connecting:
             handshake = self._handshakes.setdefault(address, threading.Lock())
         # Others that want this server wait, and get the same client.

@@ -73,8 +73,8 @@ def _pair(context: ipc.Context, kind: Callable[..., ipc.Socket]) -> tuple[ipc.So
 
 
 def post_json(url: str, token: str, path: str, body: object, timeout: float = 30.0) -> Any:
-    """POST `body` as JSON on a new connection, and return the answer. RuntimeLost: nobody answers. BanyanError: the
-    server refuses."""
+    """POST `body` as JSON on a new connection, and return the answer. Raises RuntimeLost if nobody answers, and
+    BanyanError if the server refuses."""
     connection = _connection(url, timeout)
     try:
         data, headers = json.dumps(body).encode(), _headers("application/json", token)

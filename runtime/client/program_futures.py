@@ -64,7 +64,8 @@ class ProgramHandle:
         return self._futures.is_over
 
     def limit(self, limits: wire.ProgramLimits) -> None:
-        """Set the limits of the program. Call it before the first `submit`. BadProgram: `durable` is too long."""
+        """Set the limits of the program. Call it before the first `submit`. Raises BadProgram if `limits.durable` is
+        too long."""
         if len(limits.durable) > MAX_NAME:
             raise BadProgram(f"durable is a name of {len(limits.durable)} characters; at most {MAX_NAME} are allowed")
         self._futures.limits = limits
@@ -151,7 +152,8 @@ class ProgramFutures:
 
     @property
     def has_values_to_acknowledge(self) -> bool:
-        """Whether the program is durable and has got all its values, so that the server may delete its journal."""
+        """For a program that is over: whether the server may delete its journal. True if the program is durable and was
+        sent, and neither failed nor was cancelled."""
         return self.is_durable and self._n_sent > 0 and self._failure is None and not self._is_cancelled
 
     # ---- from any thread -------------------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ class ProgramFutures:
             self._queued += messages
 
     def close(self) -> None:
-        """Tell the server that no more ops will come, unless it knows or the program is over."""
+        """Tell the server that no more ops will come, unless it was told before or the program is over."""
         with self._lock:
             if self._is_closed or self.is_over or (self._connection.lost is not None and not self.is_durable):
                 return
@@ -267,7 +269,7 @@ class ProgramFutures:
         self._connection.forget_if_over(self.number)
 
     def fail_unresolved(self) -> None:
-        """On the I/O thread: the program is over, so fail the futures that will not be resolved."""
+        """Fail the futures that will never be resolved, because the program is over. Called on the I/O thread."""
         if self._is_cancelled:
             name = self.name  # using `self` in the lambda would make a reference cycle
             self.fail_all(lambda gen, line: Cancelled("the program was cancelled", program=name, gen=gen, line=line))

@@ -26,8 +26,8 @@ def fits(data: bytes, ops: Sequence[wire.Op], max_message: int) -> bool:
 def messages(
     ops: Iterable[wire.Op], templates: Mapping[int, ProgramTemplate], max_message: int
 ) -> Iterator[tuple[wire.Op, ...]]:
-    """Split `ops` into groups, each for one message. A long text becomes several texts, and a Use with long arguments
-    is replaced by the ops for which it stands; the server makes the same tokens from them. BadMessage: an op that
+    """Split `ops` into groups, each for one message. A long text becomes several texts. A Use with long arguments is
+    replaced by the ops for which it stands; the server makes the same tokens from them. Raises BadMessage if an op that
     cannot be split is too long."""
     most = max_message - HEADER
     group: list[wire.Op] = []
@@ -56,7 +56,8 @@ def _short_ops(ops: Iterable[wire.Op], templates: Mapping[int, ProgramTemplate],
 
 
 def short_appends(op: wire.Append, most: int = 1 << 62) -> Iterator[wire.Append]:
-    """Split `op` into appends of at most MAX_PARTS parts with `most` bytes; a part that cannot be cut may be longer."""
+    """Split `op` into appends of at most MAX_PARTS parts, which have at most `most` bytes together. A part that cannot
+    be cut may be longer."""
     parts: list[wire.Part] = []
     n_bytes = 0
     for part in _short_parts(op.parts, most // 8):

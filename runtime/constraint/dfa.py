@@ -65,8 +65,8 @@ class DfaConstraint:
         return self._masks[state]
 
     def _compute(self, state: int) -> Row:
-        """Computes a mask: walks all tokens in parallel, byte by byte; a token drops out at a byte that is not
-        allowed."""
+        """Computes the mask of a state. Walks the bytes of all tokens in parallel; a token drops out at the first byte
+        that is not allowed."""
         allowed = np.zeros(32 * self.vocabulary.n_words, bool)
         first_bytes = np.flatnonzero(self.next[state] >= 0)
         ids = np.concatenate([self._by_first_byte[byte] for byte in first_bytes] or [self._by_first_byte[0][:0]])

@@ -47,8 +47,8 @@ class Guide(ABC):
 
     @abstractmethod
     def fill(self, out: Row) -> None:
-        """Write the mask of the next token. If tokens are forced, only the first of them is allowed. The mask is all
-        zeros only if `must_stop` is true or `error` is not empty."""
+        """Write the mask of the next token to `out`. If tokens are forced, only the first of them is allowed. The mask
+        is all zeros only if `must_stop` is true or `error` is not empty."""
 
     @abstractmethod
     def accept(self, tokens: Sequence[int]) -> int:
