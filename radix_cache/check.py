@@ -90,8 +90,9 @@ def _check_pages(cache: Cache, nodes: list[Node]) -> None:
 
 
 def check_shape(cache: Cache, node: Node) -> None:
-    """Checks one node: its key has at least one whole token, it has as many pages as its key needs, it begins at the
-    end of its parent on a page boundary, and its parent finds it under its first page of tokens."""
+    """Checks one node. Its key must have at least one token, and whole tokens only. It must have as many pages as its
+    key needs, and begin at the end of its parent, on a page boundary. Its parent must list it as a child under the
+    first page of its key. Raises Corrupt if not."""
     page, parent, name = cache.page, node.parent, _name(node)
     if parent is None:
         raise Corrupt(f"{name} has no parent")

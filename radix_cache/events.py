@@ -92,7 +92,8 @@ class CacheEvents:
         return Event(kind, parent.hex(), tuple(digest.hex() for digest in digests), first)
 
     def since(self, number: int) -> EventPage:
-        """Returns the events since the call that returned `number` as `next`; -1: all pages on the device."""
+        """Returns the events since the call that returned `number` as `next`. If `number` is -1, or the log does not
+        have these events, returns all pages on the device (`is_all`)."""
         n_new = self._next - number
         if number >= 0 and 0 <= n_new <= len(self._kept):
             return EventPage(self._next, False, [self._kept[k] for k in range(-n_new, 0)])  # fast near the end

@@ -110,7 +110,7 @@ def upward(node: Node | None) -> Iterator[Node]:
 
 
 def link(node: Node, queue: EvictionQueue) -> None:
-    """Adds a node to the end of a queue, as its youngest."""
+    """Adds a node to the end of a queue, as its youngest (most recently used) node."""
     youngest = queue.prev
     node.queue, node.prev, node.next = queue, youngest, queue
     youngest.next = queue.prev = node

@@ -41,8 +41,8 @@ class NotAPageFile(Exception):
 
 
 class Label(NamedTuple):
-    """What a page holds. digest: the digest of the prefix that ends with the page. parent: the digest of the prefix
-    before it."""
+    """The label of a page in the file: which tokens the page holds, after which prefix. digest: the digest of the
+    prefix that ends with the page. parent: the digest of the prefix before the page."""
 
     digest: bytes
     parent: bytes
@@ -128,7 +128,7 @@ class PageFile:
                 yield i, label
 
     def wipe(self) -> None:
-        """Erases all labels."""
+        """Erases the labels of all pages, so no page is valid any more."""
         self._map[_BLOCK : _BLOCK + self.n_pages * self._label_bytes] = bytes(self.n_pages * self._label_bytes)
 
     def close(self) -> None:
@@ -147,8 +147,8 @@ class PageFile:
 
 
 def _open(path: Path) -> int:
-    """Opens the file at `path`, or creates it, and returns its descriptor. Raises NotAPageFile if it is a symbolic link
-    or not a regular file."""
+    """Opens the file at `path`, or creates it, and returns its file descriptor. Raises NotAPageFile if `path` is a
+    symbolic link or not a regular file."""
     try:  # O_NONBLOCK: opening a pipe or a device must not wait
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as e:

@@ -2,7 +2,7 @@
 
 A node that cannot be right is removed, with all nodes below it. A lease on such a node, or on a page with more than one
 owner, is ended. Then the rest is rebuilt: locks from the leases, holds from the hints, and queues in their old order. A
-page that is then neither in a kept node or lease nor free beyond doubt is not used until no request runs
+page that no kept node or lease has, and that is not certainly free, is not used until no request runs
 (`Cache.readmit`). The host tier is emptied, since its contents come from the same tree.
 
 This repairs the bookkeeping after a bug or a flipped bit. It cannot tell whether a page still holds the right data, so

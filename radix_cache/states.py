@@ -72,7 +72,7 @@ class StateSlots(NodeSlots):
         return slot
 
     def give(self, slot: int) -> None:
-        """Takes back a slot that a lease had; it is free then."""
+        """Frees a slot that belonged to a lease."""
         self.free.append(slot)
 
     def _order(self, slot: int) -> tuple[bool, bool]:

@@ -55,7 +55,7 @@ class PagePool:
         return taken
 
     def give(self, pages: list[int]) -> None:
-        """Frees pages."""
+        """Puts pages back on the stack of free pages."""
         self.free += pages
 
 

@@ -52,9 +52,9 @@ class WindowPages(NodeSlots):
         return max(0, n - self.window + 1) // self.page
 
     def find(self, node: Node, n: int) -> tuple[Node, int, int]:
-        """Finds the last position at or before n at which a text can be continued, because the pages of its window and
-        of its first tokens are stored. `node` contains the n-th token. Returns (the node that contains the position,
-        the position, -1). Position 0 means the root. `StateSlots.find` returns a slot in place of the -1."""
+        """Finds the last position at or before n at which a text can be continued: the pages of its window and of its
+        first tokens must be stored. `node` contains the n-th token. Returns (the node that contains the position, the
+        position, -1). Position 0 means the root. `StateSlots.find` returns a slot in place of the -1."""
         page, end, i, at = self.page, n, -(-n // self.page), node
         while at.parent and i > self.first(end):
             above = at.start // page
