@@ -55,8 +55,8 @@ def keeps_quantised(weight: Grouped, device: torch.device) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
-    """See `reference.linear`. With a packed weight, x and bias must have `weight.dtype`, and each row of x must be
-    contiguous."""
+    """x times the transposed weight, plus bias; for shapes see `reference.linear`. With a packed weight, x and bias
+    must have `weight.dtype`, and each row of x must be contiguous."""
     if isinstance(weight, Tensor):
         return reference.linear(x, weight, bias)
     n, n_columns = x.shape

@@ -23,7 +23,7 @@ class Grouped(NamedTuple):
     is_w8a8: bool = False  # the checkpoint expects inputs in 8 bits of the same type; a CPU rounds them to int8 anyway
 
     def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weight [n_out, n_in], computed in float32."""
+        """Returns the weight [n_out, n_in] in `dtype`, computed in float32."""
         groups = self.numbers.reshape(*self.scale.shape, -1).float() * self.scale[:, :, None]
         if self.minimum is not None:
             groups += self.minimum[:, :, None]

@@ -177,7 +177,8 @@ def unit(group: int, n_groups: int, block: int) -> int:
 
 
 def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor:
-    """See `reference.linear`. Each row of x must be contiguous."""
+    """x times the transposed weight, plus bias, [n_rows, n_out]; see `reference.linear`. Each row of x must be
+    contiguous."""
     numbers, scale, minimum, n_in, n_bits, _ = weight
     n_rows, n_out, n_groups = len(x), len(numbers), scale.shape[1]
     assert x.shape[1] == n_in, f"x has {x.shape[1]} columns, but the weight has {n_in} inputs"
@@ -223,7 +224,7 @@ def add_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
 
 
 def dequantise(weight: GroupedRows, dtype: torch.dtype) -> Tensor:
-    """Dequantises the weight to a tensor [n_out, n_in]."""
+    """Dequantises the weight to a tensor [n_out, n_in] of `dtype`."""
     numbers, scale, minimum, n_in, n_bits, _ = weight
     n_out, n_groups, outputs, inputs = len(numbers), scale.shape[1], 16, 256
     out = torch.empty((n_out, n_in), dtype=dtype, device=numbers.device)

@@ -101,7 +101,8 @@ def shape(n_rows: int, n_groups: int, arch: str) -> Shape:
 
 
 def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor:
-    """See `reference.linear`. Each row of x must be contiguous, and `serves(weight)` must be true."""
+    """x times the transposed weight, plus bias, [n_rows, n_out]; see `reference.linear`. Each row of x must be
+    contiguous, and `serves(weight)` must be true."""
     numbers, scale, _, n_in, _, _ = weight
     (n_out, width), n_groups, n_rows = numbers.shape, scale.shape[1], len(x)
     assert x.shape[1] == n_in, f"x has {x.shape[1]} columns, but the weight has {n_in} inputs"

@@ -46,7 +46,7 @@ class AdapterWeights:
 
 
 class NativeRows(ctypes.Structure):
-    """Mirrors `AdaptedRows` of native/lora.h."""
+    """The ctypes form of struct `AdaptedRows` in native/lora.h: which rows use which adapter."""
 
     _fields_ = (*((name, ctypes.c_void_p) for name in ("adapters", "starts", "rows")), ("n_tasks", ctypes.c_int64))
 

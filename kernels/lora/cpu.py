@@ -13,7 +13,8 @@ from banyan.kernels.native import build, threads
 
 
 def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product = F.linear) -> None:
-    """See `reference.add_lora`."""
+    """Adds to each row of y, in place, the output of its LoRA adapter for the same row of x; see
+    `reference.add_lora`."""
     library = build.library()
     if library is None or x.dtype not in build.DTYPES or not (x.is_contiguous() and y.is_contiguous()):
         reference.add_lora(y, x, adapted, layer, linear, product)

@@ -32,7 +32,8 @@ def pack(weights: Sequence[Tensor | Grouped], dtype: torch.dtype) -> AnyWeight:
 
 
 def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> Tensor:
-    """See `reference.experts`."""
+    """Sends each row of x through its experts, and returns the sums of their weighted outputs; see
+    `reference.experts`."""
     library = build.library()
     if library is None or not isinstance(all_experts.gate_up, Packed):
         return reference.experts(x, all_experts, index, weights)

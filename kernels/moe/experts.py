@@ -48,7 +48,7 @@ def joined(weights: Sequence[Layout]) -> Layout:
 
 
 class Call(ctypes.Structure):
-    """Mirrors `Experts` of native/experts.h."""
+    """The ctypes form of struct `Experts` in native/experts.h: the arguments of one call."""
 
     _fields_ = (
         ("gate_up", Weight), ("down", Weight),
@@ -68,8 +68,8 @@ def call(
     product_work: int,
     n_threads: int,
 ) -> Tensor:
-    """Computes `reference.experts` with the C++ library. The weights must be packed for rows in the dtype of x.
-    product_work: products with fewer multiply-adds use one thread."""
+    """Sends each row of x through its experts, as `reference.experts` does, with the C++ library. The weights must be
+    packed for rows in the dtype of x. product_work: products with fewer multiply-adds use one thread."""
     gate_up, down = all_experts.gate_up, all_experts.down
     assert isinstance(gate_up, Packed)
     assert isinstance(down, Packed)

@@ -94,7 +94,8 @@ def shape(n_pairs: int, n_experts: int) -> Shape:
 
 
 def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> Tensor:
-    """See `reference.experts`."""
+    """Sends each row of x through its experts, and returns the sums of their weighted outputs; see
+    `reference.experts`."""
     n_each, n_experts, n_pairs = index.shape[1], all_experts.n_experts, index.numel()
     if not n_pairs:
         return torch.zeros_like(x)

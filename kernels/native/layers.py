@@ -33,7 +33,8 @@ multiplied with the first keys (`AttentionOptions.first_q`)."""
 
 
 class _Layer(ctypes.Structure):
-    """Mirrors `Layer` of layers.h. The next two classes mirror `AttentionPlan` and `Pass`."""
+    """The ctypes form of struct `Layer` in layers.h, the weights and pools of one layer. The next two classes are those
+    of `AttentionPlan` and `Pass`."""
 
     _fields_ = (
         *((name, _P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),

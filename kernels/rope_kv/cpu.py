@@ -15,7 +15,7 @@ _POINTERS = "qkv", "q_norm", "k_norm", "cos", "sin", "slots", "q", "k", "v", "k_
 
 
 class _Call(ctypes.Structure):
-    """Mirrors `RopeKv` of rows.h."""
+    """The ctypes form of struct `RopeKv` in native/rows.h: the arguments of one call."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
@@ -27,7 +27,8 @@ class _Call(ctypes.Structure):
 def rope_kv(
     qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
-    """See `reference.rope_kv`."""
+    """QK norm and rotary embedding. Returns the queries, and writes keys and values to the pools; see
+    `reference.rope_kv`."""
     library = build.library()
     if library is None or not _is_known(qkv, norms, cos, sin, k_pool, v_pool):
         return reference.rope_kv(qkv, norms, eps, cos, sin, k_pool, v_pool, slots)

@@ -95,7 +95,8 @@ def _rope_kv(
 def rope_kv(
     qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
-    """See `reference.rope_kv`. qkv may be a view of a wider tensor; its rows must be contiguous."""
+    """QK norm and rotary embedding. Returns the queries, and writes keys and values to the pools; see
+    `reference.rope_kv`. qkv may be a view of a wider tensor; its rows must be contiguous."""
     n_rows, n_all, dim = qkv.shape
     n_kv_heads, half = k_pool.shape[2], cos.shape[1]
     n_heads = n_all - 2 * n_kv_heads

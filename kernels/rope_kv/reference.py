@@ -36,7 +36,8 @@ def rope_kv(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [n_rows, n_heads, dim]."""
+    """Returns x [n_rows, n_heads, dim] with rotary embedding. cos, sin: [n_rows, n_rotary / 2]; further dimensions are
+    not rotated."""
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     real = torch.promote_types(x.dtype, torch.float32)

@@ -12,7 +12,7 @@ from banyan.kernels.small_ops import reference
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
-    """See `reference.rms_norm`."""
+    """RMS norm over the last axis, of x or of x + residual; see `reference.rms_norm`."""
     if rows is not None:
         x, residual = x.index_select(0, rows), None if residual is None else residual.index_select(0, rows)
     library = build.library()
@@ -37,7 +37,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `reference.silu_mul`."""
+    """The gate of a feed-forward layer, silu(gate) * up; see `reference.silu_mul`."""
     library = build.library()
     if library is None or gate_up.dtype not in build.DTYPES or gate_up.stride(1) != 1:
         return reference.silu_mul(gate_up)
@@ -49,7 +49,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, shifts: Tensor) -> None:
-    """See `reference.edit_logits`. For few cells, numpy takes a fifth of torch's time."""
+    """Applies penalties and biases to single logits, in place; for shapes see `reference.edit_logits`. For few logits,
+    numpy takes a fifth of torch's time."""
     if logits.dtype != torch.float32:
         return reference.edit_logits(logits, rows, tokens, factors, shifts)
     table, factor, cells = logits.numpy(), factors.numpy(), (rows.numpy(), tokens.numpy())
@@ -59,7 +60,7 @@ def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, s
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
-    """See `reference.mask_logits`."""
+    """Sets the logits of forbidden tokens to -inf, in place; for shapes see `reference.mask_logits`."""
     library = build.library()
     is_plain = logits.dtype == torch.float32 and logits.stride(1) == 1 and masks.is_contiguous()
     if library is None or not is_plain:

@@ -35,7 +35,8 @@ def _norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
-    """See `reference.rms_norm`. x [n_rows, dim] or [n_rows, n_heads, dim]; its last axis must be contiguous."""
+    """RMS norm over the last axis, of x or of x + residual; see `reference.rms_norm`. x is [n_rows, dim] or [n_rows,
+    n_heads, dim]; its last axis must be contiguous."""
     wide = x.unsqueeze(1) if x.dim() == 2 else x
     n_rows, n_heads, dim = wide.shape
     assert wide.stride(2) == 1, "the last axis must be contiguous"
@@ -74,7 +75,7 @@ def _silu_mul(p_x, p_out, s_row, dim, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `reference.silu_mul`. The last axis must be contiguous."""
+    """The gate of a feed-forward layer, silu(gate) * up; see `reference.silu_mul`. The last axis must be contiguous."""
     n_rows, both = gate_up.shape
     dim = both // 2
     assert both == 2 * dim, f"{both} columns cannot be a gate and an up projection of equal width"
@@ -99,7 +100,8 @@ def _edit(p_logits, p_rows, p_tokens, p_factors, p_shifts, s_row, n, BLOCK: tl.c
 
 
 def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, shifts: Tensor) -> None:
-    """See `reference.edit_logits`. The last axis of `logits` must be contiguous, the other tensors entirely."""
+    """Applies penalties and biases to single logits, in place; for shapes see `reference.edit_logits`. The last axis of
+    `logits` must be contiguous, the other tensors entirely."""
     assert logits.stride(1) == 1, "the last axis must be contiguous"
     assert rows.dtype == tokens.dtype == torch.int64, "cells are int64"
     assert factors.dtype == shifts.dtype == torch.float32, "factors and shifts are float32"
@@ -124,7 +126,8 @@ def _mask(p_logits, p_masks, p_which, s_row, n_words, n_vocab, BLOCK: tl.constex
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
-    """See `reference.mask_logits`. The last axis of `logits` must be contiguous. `masks` must be contiguous."""
+    """Sets the logits of forbidden tokens to -inf, in place; for shapes see `reference.mask_logits`. The last axis of
+    `logits` must be contiguous. `masks` must be contiguous."""
     n_rows, n_vocab = logits.shape
     assert logits.stride(1) == 1, "the last axis must be contiguous"
     assert masks.is_contiguous(), "masks must be contiguous"
@@ -149,7 +152,8 @@ def _copy_pages(p_pools, p_copies, s_pool, s_page, s_slot, BLOCK: tl.constexpr):
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
-    """See `reference.copy_pages`. `copies` must be on the pools' device."""
+    """Copies the first slots of pages to other pages, in each pool; see `reference.copy_pages`. `copies` must be on the
+    pools' device."""
     if not len(copies):
         return
     assert copies.is_contiguous(), "the list of copies must be contiguous"
@@ -176,7 +180,8 @@ def _copy_slots(p_pools, p_sources, p_destinations, s_pool, s_slot, n_steps, BLO
 
 
 def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
-    """See `reference.copy_slots`. `sources` and `destinations` must be on the pools' device."""
+    """Copies slots to other slots, in each pool; see `reference.copy_slots`. `sources` and `destinations` must be on
+    the pools' device."""
     assert sources.shape == destinations.shape, "sources and destinations differ in shape"
     assert sources.dtype == destinations.dtype == torch.int64, "slots are int64"
     assert sources.is_contiguous(), "the list of sources must be contiguous"

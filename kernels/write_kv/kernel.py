@@ -34,7 +34,8 @@ def pool_args(pool: Pool, arch: str) -> tuple[Tensor, Tensor | None, int]:
 
 @triton.jit
 def widen(b, KIND: tl.constexpr):
-    """Converts loaded numbers to a type that Triton can cast on every chip."""
+    """Converts loaded numbers to a type that Triton can cast on every chip: for KIND 3 (e4m3 as uint8) to float32 with
+    their value. Returns other numbers unchanged."""
     if KIND == 3:
         b_bits = ((b & 0x80).to(tl.uint32) << 24) | ((b & 0x7F).to(tl.uint32) << 20)
         b_wide = b_bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
@@ -136,7 +137,8 @@ def _write(
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) -> None:
-    """See `reference.write_kv`. k and v may be views of a wider tensor; their rows must be contiguous."""
+    """Writes each row's keys and values to its slot, in place; for shapes see `reference.write_kv`. k and v may be
+    views of a wider tensor; their rows must be contiguous."""
     n_rows, n_heads, dim = k.shape
     arch = architecture()
     k_to, k_scale, kind = pool_args(k_pool, arch)
