@@ -175,7 +175,7 @@ class Client:
         self.send(wire.encode(_define(number, template)))
 
     def undefine(self, number: int) -> None:
-        """Delete a template. Safe in a finalizer."""
+        """Delete the template `number` on the server. Safe in a finalizer."""
         if self.templates.pop(number, None) is not None:
             self.send(wire.encode(wire.Undefine(number)))
 
@@ -401,8 +401,9 @@ class _ClientLoop:
             os.eventfd_write(self._wake, 1)
 
     def client_for(self, address: ServerAddress, timeout: float, is_for_durables: bool = False) -> Client:
-        """Return the open connection to a server, or make a new one. Raises ConnectFailed. is_for_durables: the
-        connection is only for programs that resume after a lost connection, and is closed after the last of them."""
+        """Return the open connection to a server, or make a new one. Raises ConnectFailed if the server does not
+        answer. is_for_durables: a new connection is only for programs that resume after a lost connection, and is
+        closed after the last of them."""
         with _connecting:
             handshake = self._handshakes.setdefault(address, threading.Lock())
         # Others that want this server wait, and get the same client.

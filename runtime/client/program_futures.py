@@ -253,7 +253,7 @@ class ProgramFutures:
         self._connection.call(self._end_cancelled)
 
     def _send_cancel(self) -> None:
-        """Send Cancel, if anything was sent. The caller holds `_lock`."""
+        """Tell the server to cancel the program, unless the server has got nothing of it. The caller holds `_lock`."""
         self._is_closed = self._is_cancel_sent = True
         if self._n_sent:
             self._send([wire.encode(wire.Cancel(program=self.number, seq=self._n_sent))])
@@ -445,7 +445,7 @@ def _error(program: str, failed: wire.Failed, gen: str, line: str) -> BanyanErro
 
 
 def _values(ops: Iterable[wire.Op], templates: dict[int, ProgramTemplate]) -> Iterator[ValueSource]:
-    """The values that `ops` create."""
+    """For each value that `ops` create: its number, and the name and line of its gen or select."""
     for op in ops:
         match op:
             case wire.Gen() | wire.Select():

@@ -79,7 +79,7 @@ class CompiledConstraint(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Approximate memory use."""
+        """Approximate memory use, in bytes."""
 
     def guide(self) -> Guide:
         """A guide at the start of an output."""
