@@ -227,8 +227,8 @@ def _check_host(cache: Cache, nodes: list[Node]) -> None:
 
 
 def _check_queues(cache: Cache, nodes: list[Node]) -> None:
-    """Checks that the queues have each node on the device that is neither locked nor held, once, and after all nodes
-    below it."""
+    """Checks that each node on the device that is neither locked nor held is in the queues exactly once, and after all
+    nodes below it."""
     tree = cache.tree
     levels = [queue.level for queue in tree.queues]
     _must(bool(levels), "there is no queue")

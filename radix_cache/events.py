@@ -54,8 +54,8 @@ class CacheEvents:
     """The log of a tree's latest events."""
 
     def __init__(self, tree: Tree, first: int = 0, n_kept: int = N_KEPT) -> None:
-        """first: the number of the first event. A later process must start with a greater number, so that it does not
-        take a number of this process for one of its own."""
+        """first: the number of the first event. The log of a later process must start with a greater number, so that
+        `since` recognises the numbers of an earlier process."""
         self._tree = tree
         self._n_kept = n_kept
         self._kept: deque[Event] = deque()

@@ -204,7 +204,7 @@ class Host:
     # ---- changes of the tree ---------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Moves to `upper`, which was split off from the node `lower`, its part of the host pages."""
+        """Moves the host pages of the tokens in `upper` from `lower` to `upper`, which was split off from `lower`."""
         n = len(upper.key) // self.tree.width
         upper.host, lower.host = lower.host[:n], lower.host[n:]
         if lower in self.copies:

@@ -121,7 +121,7 @@ class PageFile:
         return bool(crc == self._crc(i))
 
     def labels(self) -> Iterator[tuple[int, Label]]:
-        """All pages with a valid label."""
+        """The index and the label of each page whose label is valid."""
         for i in range(self.n_pages):
             o = self._o_label(i)
             if (label := _unpack(self._map[o : o + self._label_bytes], self.page)) is not None:

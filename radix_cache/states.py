@@ -29,7 +29,7 @@ class NodeSlots:
             self._remove(node, position)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Moves to `upper`, which was split off from the node `lower`, the slots at its positions."""
+        """Moves the slots at positions in `upper` from `lower` to `upper`, which was split off from `lower`."""
         own = lower.states
         upper.states = {p: slot for p, slot in own.items() if p <= upper.end} or NO_STATES
         lower.states = {p: slot for p, slot in own.items() if p > upper.end} or NO_STATES

@@ -187,8 +187,8 @@ class WindowTable:
         return (len(self.pages) - self._first + n_first) * self._window.page
 
     def copy(self, source: Node, n_slots: int) -> bool:
-        """Claims a page and orders the copy of the first n_slots slots of the source's first page to this page, as an
-        entry of `copies`: (~source page, ~destination page, n_slots). Returns False, and changes nothing, if no page
+        """Claims a page, and orders a copy of the first n_slots slots of the first page of `source` to it. The copy is
+        an entry of `copies`: (~source page, ~destination page, n_slots). Returns False, and changes nothing, if no page
         can be had."""
         page = source.states[source.start + self._window.page]
         self._window.use(page)

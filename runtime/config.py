@@ -697,7 +697,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
 
 
 def _check_recurrent(config: Config, model: ModelFacts) -> None:
-    """Refuse options that conflict with recurrent states, and state_memory for a model without recurrent states."""
+    """Raises ConfigError if an option conflicts with the model's recurrent states, or if state_memory is set for a
+    model without recurrent states."""
     if not model.is_recurrent:
         if config.state_memory != "auto":
             raise ConfigError(f"state_memory is for models with a recurrent state; {model.name} has none; leave it out")

@@ -23,9 +23,9 @@ from banyan.kernels.native import build, threads
 def pack(
     weight: Tensor | Grouped, deterministic: bool = False, dtype: torch.dtype = torch.float32
 ) -> Packed | GroupedRows | None:
-    """Packs `weight` [n_out, n_in] for the C++ library, or on a GPU, if it is quantised, for the Triton kernels. A
-    quantised weight that no kernel supports is dequantised. Returns None if the library does not support the weight, or
-    if oneDNN is faster.
+    """Packs `weight` [n_out, n_in]: on a CPU for the C++ library; on a GPU, if it is quantised, for the Triton kernels.
+    A quantised weight that no kernel supports is dequantised. Returns None if the library does not support the weight,
+    or if oneDNN is faster.
 
     With `deterministic`, the library is used even if oneDNN is faster: it sums each row separately, in the order of its
     columns, so a row has the same bits in any batch. dtype: for a quantised weight, the dtype of the rows that it

@@ -142,7 +142,7 @@ class Layers:
         which the caller must add this output. The residual stream is in the memory of x. For the other arguments see
         `logits`.
 
-        kept  for some numbers k of layers, a tensor [n, hidden] that gets the residual stream after the first k layers.
+        kept  maps a number k of layers to a tensor [n, hidden] that gets the residual stream after the first k layers.
               Cannot be combined with `last` or `adapted`
         """
         return self._run(x, (cos, sin), ragged, last, adapted, kept=kept, turn=turn)

@@ -152,8 +152,8 @@ class ProgramFutures:
 
     @property
     def has_values_to_acknowledge(self) -> bool:
-        """For a program that is over: whether the server may delete its journal. True if the program is durable and was
-        sent, and neither failed nor was cancelled."""
+        """For a program that is over: whether the server may delete the program's journal. True if the program is
+        durable and was sent, and neither failed nor was cancelled."""
         return self.is_durable and self._n_sent > 0 and self._failure is None and not self._is_cancelled
 
     # ---- from any thread -------------------------------------------------------------------------------------------

@@ -56,8 +56,8 @@ def _short_ops(ops: Iterable[wire.Op], templates: Mapping[int, ProgramTemplate],
 
 
 def short_appends(op: wire.Append, most: int = 1 << 62) -> Iterator[wire.Append]:
-    """Split `op` into appends of at most MAX_PARTS parts, which have at most `most` bytes together. A part that cannot
-    be cut may be longer."""
+    """Split `op` into appends with at most MAX_PARTS parts and `most` bytes each. A part that cannot be cut may be
+    longer."""
     parts: list[wire.Part] = []
     n_bytes = 0
     for part in _short_parts(op.parts, most // 8):
