@@ -672,8 +672,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
             f"KV of windowed layers: {n_window} pages, {n_window * found.window_page_bytes / 2**20:.0f} MiB; a request "
             f"keeps its last {model.window} tokens" + (f" and its first {model.n_first}" if model.n_first else "")
         )
-    free = hardware.free_memory - (found.used_bytes if device == "cpu" else 0)
-    if n_host := _host_pages(config, page_bytes, free):
+    taken = config.replicas * (found.used_bytes + model.weight_bytes) if device == "cpu" else 0
+    if n_host := _host_pages(config, page_bytes, hardware.free_memory - taken):
         where = config.host_file or "memory"
         decisions.append(f"second tier: {n_host} pages, {n_host * page_bytes / 2**20:.0f} MiB in {where}")
     if config.weight_dtype != "auto":
@@ -714,18 +714,19 @@ def _check_recurrent(config: Config, model: ModelFacts) -> None:
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
-    """How many KV pages of host memory one engine gets by the option `host_memory`. free: free bytes of main memory,
-    less the KV pages if they are in main memory too. Raises ConfigError if an engine's part of `host_memory` is smaller
-    than a page, and OutOfMemory if its pages exceed `free` and there is no `host_file`."""
+    """How many KV pages of host memory each engine gets by the option `host_memory`. free: bytes of main memory that
+    the engines' weights and pages leave free. Raises ConfigError if an engine's part of `host_memory` is smaller than a
+    page, and OutOfMemory if the pages of all engines exceed `free` and there is no `host_file`."""
     asked = parse_bytes(config.host_memory) // config.replicas
     if not asked:
         return 0  # a page may have no bytes
     n_host = asked // page_bytes
     if not n_host:
         raise ConfigError(f"host_memory is {config.host_memory}, but a page takes {page_bytes / 2**20:.1f} MiB")
-    if n_host and not config.host_file and n_host * page_bytes > free:
-        needed, there = n_host * page_bytes / 2**20, max(free, 0) / 2**20
-        raise OutOfMemory(f"host_memory is {needed:.0f} MiB, but {there:.0f} MiB are free; lower it")
+    needed = config.replicas * n_host * page_bytes
+    if not config.host_file and needed > free:
+        there = max(free, 0) / 2**20
+        raise OutOfMemory(f"host_memory is {needed / 2**20:.0f} MiB, but {there:.0f} MiB are free; lower it")
     return n_host
 
 

@@ -342,7 +342,8 @@ def test_host_memory_is_counted_in_pages() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"host_memory": "9GiB"}, OutOfMemory, "9216 MiB, but 8160 MiB are free"),
+        ({"host_memory": "9GiB"}, OutOfMemory, "9216 MiB, but 8156 MiB are free"),  # 8 GiB less weights and KV
+        ({"host_memory": "8160MiB", "replicas": 2}, OutOfMemory, "8160 MiB, but 8120 MiB are free"),
         ({"host_memory": "100B"}, ConfigError, "host_memory is 100B, but a page takes"),
     ],
 )
