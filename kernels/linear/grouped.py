@@ -53,14 +53,15 @@ def quantise(weight: Tensor, n_bits: int, group: int = 32) -> Grouped:
 
 def concatenate(parts: Sequence[Tensor | Grouped], dtype: torch.dtype) -> Tensor | Grouped:
     """Returns one weight with the outputs of all given weights. Quantised weights may differ in format: the result has
-    the smallest of their groups, 8 bits if any has 8, and minimums if any has minimums. If any weight is a Tensor, or
-    some are in E4M3 and others not, the result is a Tensor in `dtype`."""
+    the smallest of their groups, 8 bits if their formats differ, and minimums if any has minimums. If any weight is a
+    Tensor, or some are in E4M3 and others not, the result is a Tensor in `dtype`."""
     small = [part for part in parts if isinstance(part, Grouped)]
     if len(small) < len(parts) or len({part.n_bits == FLOAT8 for part in small}) > 1:
         return torch.cat([part.dequantise(dtype) if isinstance(part, Grouped) else part.to(dtype) for part in parts])
     if len(small) == 1:
         return small[0]
-    n_bits, n_groups = max(part.n_bits for part in small), max(part.scale.shape[1] for part in small)
+    n_bits = small[0].n_bits if len({part.n_bits for part in small}) == 1 else 8
+    n_groups = max(part.scale.shape[1] for part in small)
     has_minimum = any(part.minimum is not None for part in small)
     numbers, scales, minimums = [], [], []
     for part in small:

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
+from banyan.kernels.linear.grouped import FLOAT4, Grouped, concatenate, quantise
 from banyan.runtime.model import linear
 from banyan.runtime.model.linear import Linear
 from forms import in_short
@@ -145,8 +145,12 @@ def test_rounding_is_to_the_nearest_number(n_bits, most):
 
 def test_concatenation_of_different_few_bits_is_that_of_their_weights():
     parts = [few_bits(5, 128, 4, 32, False), few_bits(4, 128, 4, 64, True), few_bits(6, 128, 8, 128, False)]
-    for some in (parts, parts[:2], parts[2:]):
-        expected = torch.cat([part.dequantise() for part in some])
-        torch.testing.assert_close(concatenate(some, torch.float32).dequantise(), expected, rtol=1e-5, atol=1e-8)
+    floats = Grouped(
+        torch.tensor([0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8).repeat(5, 16), torch.ones(5, 4), None, FLOAT4
+    )
+    for some in (parts, parts[:2], parts[2:], [parts[0], floats], [floats, floats]):
+        both, expected = concatenate(some, torch.float32), torch.cat([part.dequantise() for part in some])
+        torch.testing.assert_close(both.dequantise(), expected, rtol=1e-5, atol=1e-8)
+        assert both.n_bits == (some[0].n_bits if some[0].n_bits == some[-1].n_bits else 8)
     mixed = concatenate([parts[0], torch.ones(2, 128)], torch.bfloat16)
     assert torch.equal(mixed, torch.cat([parts[0].dequantise(torch.bfloat16), torch.ones(2, 128).bfloat16()]))
