@@ -50,8 +50,8 @@ E = TypeVar("E", bound="BanyanError")
 
 
 class BanyanError(Exception):
-    """Base of all errors of Banyan. `code` stands for the class in messages; a subclass gives it as a class
-    argument."""
+    """Base class of all errors of Banyan. code: identifies the class in messages between processes. A subclass sets it
+    with the class argument `code`."""
 
     code: ClassVar[str] = "error"
     state: Any = None
@@ -85,8 +85,8 @@ class OutOfMemory(BanyanError, code="out_of_memory"): ...
 class RuntimeLost(BanyanError, code="runtime_lost"):
     @classmethod
     def unless_in(cls, process: int, what: str) -> None:
-        """Raise this error if the current process is not the process with the id `process` but a fork of it. what:
-        names the thing that runs in `process`."""
+        """Raise this error unless the current process is the one with the id `process`. Called where the current
+        process may be a fork of that process. what: what runs in `process`, for the message."""
         if process != (here := os.getpid()):
             raise cls(f"{what} runs in process {process}, and this is its fork {here}: start another one here")
 
@@ -139,14 +139,16 @@ class Cancelled(ProgramError, code="cancelled"): ...
 class DeadlineExceeded(ProgramError, TimeoutError, code="deadline_exceeded"):
     @classmethod
     def of(cls, what: str, seconds: float) -> Self:
-        """The error of a timeout that ran out. what: "gen", "select", "run" or "batch"."""
+        """Make the error for a timeout of `seconds` that ran out. what: whose timeout it is: "gen", "select", "run" or
+        "batch"."""
         return cls(f"the {what}'s timeout of {seconds:g} s ran out")
 
 
 class BudgetExceeded(ProgramError, code="budget_exceeded"):
     @classmethod
     def of(cls, what: str, n_tokens: int) -> Self:
-        """The error of a token budget that ran out. what: "gen", "run" or "batch"."""
+        """Make the error for a budget of `n_tokens` tokens that ran out. what: whose budget it is: "gen", "run" or
+        "batch"."""
         return cls(f"the {what}'s budget of {n_tokens} tokens ran out")
 
 
@@ -154,11 +156,12 @@ class Overloaded(ProgramError, code="overloaded"): ...
 
 
 class Quarantined(ProgramError, EngineLost, code="quarantined"):
-    """Engines died repeatedly in steps with this request. It is not run again; other requests go on."""
+    """The request is not run again, because engines died repeatedly while they ran it. Other requests continue."""
 
 
 class BadOutput(ProgramError, ValueError, code="bad_output"):
-    """The text of a gen is not a value of its type. The `__cause__` says why."""
+    """The text of a gen cannot be converted to the type that the gen asks for. `__cause__`: the error of the
+    conversion."""
 
 
 class ConstraintError(ProgramError, ValueError, code="constraint"):
@@ -190,12 +193,13 @@ class ConstraintBroke(ConstraintError, code="constraint_broke"): ...
 
 
 class ToolError(ProgramError, code="tool"):
-    """A gen with tools cannot continue. (An exception of a tool is not a ToolError: the model gets its text.)"""
+    """A gen with tools cannot finish. If a tool itself raises an exception, there is no ToolError: the model gets the
+    exception's text."""
 
 
 class ForkError(ProgramError, code="fork"):
-    """A branch of a fork failed. index: the branch's index. `__cause__`: the branch's error. Only the user's process
-    raises this."""
+    """A branch of a fork failed. Raised only in the user's process. index: the branch's index. `__cause__`: the
+    branch's error."""
 
     def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
         super().__init__(message, **where)
@@ -206,8 +210,8 @@ class ReplayMismatch(ProgramError, code="replay_mismatch"): ...
 
 
 class BatchError(ProgramError, code="batch_error"):
-    """Some items of a batch failed. Only the user's process raises this, after all items have ended. errors: index of
-    an item -> its error. results: the states of all items in order, also of those that failed."""
+    """Some items of a batch failed. Raised only in the user's process, after all items have ended. errors: maps the
+    index of each failed item to its error. results: the states of all items in order, including the failed ones."""
 
     def __init__(
         self, message: str, *, errors: dict[int, BaseException] | None = None, results: Sequence[Any] = (), **where: str
@@ -217,8 +221,8 @@ class BatchError(ProgramError, code="batch_error"):
 
 
 def from_code(code: str, message: str, **where: Any) -> BanyanError:
-    """The error with this code. For an unknown code, which a newer peer may send, a BanyanError. where: program, line,
-    gen and prompt_tail of a ProgramError; ignored for other errors."""
+    """Make the error whose class has this code. An unknown code, which a newer peer may send, gives a BanyanError.
+    where: program, line, gen and prompt_tail of a ProgramError; ignored for other errors."""
     classes: list[type[BanyanError]] = [BanyanError]
     for cls in classes:
         if cls.code == code:
@@ -228,20 +232,22 @@ def from_code(code: str, message: str, **where: Any) -> BanyanError:
 
 
 def is_limit_of_run(error: BanyanError) -> bool:
-    """Whether the error says that a timeout or budget of a run or batch ran out, and not that of a gen. This is read
-    from the message, because a peer sends nothing else besides the code."""
+    """Whether the error says that the timeout or token budget of a whole run or batch ran out. False for the limits of
+    a single gen. The message decides, since the same code stands for all of these limits."""
     is_limit = isinstance(error, DeadlineExceeded | BudgetExceeded)
     return is_limit and error.message.startswith(("the run's", "the batch's"))
 
 
 def describe_surrogate(error: UnicodeEncodeError) -> str:
-    """The lone surrogate at which a text could not be encoded, and the text around it."""
+    """Describe the lone surrogate at which a text could not be encoded, with up to 20 characters before and after
+    it."""
     text, at = error.object, error.start
     return f"the lone surrogate {text[at]!r}, which cannot be encoded: {text[max(0, at - 20) : at + 20]!r}"
 
 
 def copy_of(error: E) -> E:
-    """A copy of `error`, to be raised in another place. Raising one object twice would join the two tracebacks."""
+    """A copy of `error` with its cause and notes, to be raised in another place. If the same object were raised twice,
+    its traceback would show both raises."""
     fresh = copy.copy(error)
     fresh.__cause__ = error.__cause__
     if notes := getattr(error, "__notes__", None):
@@ -251,9 +257,8 @@ def copy_of(error: E) -> E:
 
 @contextmanager
 def rust_panics_as(error: type[BanyanError], what: str) -> Iterator[None]:
-    """A context in which a panic of a library written in Rust is raised as `error`. what: the start of the message.
-    Otherwise a panic would end the process, because pyo3 turns it into a BaseException, which handlers of Exception do
-    not catch."""
+    """A context manager that turns a panic of a Rust library into `error`. what: the start of the message. Without it,
+    a panic could end the process: pyo3 raises it as a BaseException, which `except Exception` does not catch."""
     try:
         yield
     except BaseException as e:

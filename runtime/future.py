@@ -44,8 +44,8 @@ class ValueFuture(Generic[T]):
         self._run_callbacks()
 
     def fail_in_forked_child(self, error: BaseException) -> None:
-        """Like `set_exception`, but does not call the callbacks, which belong to threads and event loops of the
-        parent."""
+        """Set the error without calling the callbacks. For a forked child process: the callbacks belong to threads and
+        event loops of its parent."""
         self._error = error
         self._is_done = True
 
@@ -80,21 +80,23 @@ class ValueFuture(Generic[T]):
             raise TimeoutError(f"not known after {timeout:g} s")
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait and return the value, or raise the error."""
+        """Wait, then return the value or raise the error. TimeoutError: the future was not done within `timeout`
+        seconds."""
         self.wait(timeout)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]  # Any, because there is no value before it is set
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait and return the error; None if there is a value."""
+        """Wait, then return the error; None if the future has a value. TimeoutError: the future was not done within
+        `timeout` seconds."""
         self.wait(timeout)
         return self._error
 
 
 class _AllDone:
-    """Calls `callback` once all futures are done. It is an object and not a function: a function that refers to itself
-    is freed only by the garbage collector, which may be late."""
+    """Calls `callback` once all futures are done. This is a class instead of a nested function: a function that refers
+    to itself forms a reference cycle, which only the garbage collector frees."""
 
     __slots__ = ("_callback", "_pending")
 

@@ -1,10 +1,11 @@
-"""Starts child processes (a server of this process, an engine of that server) and ends them with their parent.
+"""Starts child processes (the server of a user's process, the engine of a server) and ends them with their parent.
 
-A child ends with its parent in three independent ways: EOF of the alive pipe, of which the parent holds the only write
-end; close(), called at the exit of the parent's interpreter; and PR_SET_PDEATHSIG of the kernel. Children run in their
-own session, so Ctrl-C in a terminal reaches only the user's process, which then ends them. A fork of the parent does
-not own the children: its exit and its close() do not end them.
-"""
+Each of three things ends a child with its parent. The kernel closes the alive pipe, whose only write end the parent
+holds, so the child reads EOF. At the exit of its interpreter, the parent calls close(). And the kernel signals the
+child (PR_SET_PDEATHSIG).
+
+Children run in their own session, so Ctrl-C in a terminal reaches only the user's process, which then ends them. A fork
+of the parent does not own the children: its exit and its close() do not end them."""
 
 from __future__ import annotations
 
@@ -44,9 +45,11 @@ P = TypeVar("P", bound="ChildProcess")
 
 
 class StartReport(msgspec.Struct, frozen=True):
-    """The report that a child writes to its ready pipe. lines: what the child chose, for people. code, message: the
-    error with which the child ended; code "": the child is ready. notice: the part of the start that takes long now;
-    after a notice, another report follows."""
+    """What a child writes to its ready pipe when it is ready, has failed, or takes long to start.
+
+    lines: what the child chose, as text for people. code, message: the error with which the child ended; code "": no
+    error. notice: what the child is doing that takes long; "": this is the last report. After a notice, another report
+    follows."""
 
     lines: tuple[str, ...] = ()
     code: str = ""
@@ -55,7 +58,7 @@ class StartReport(msgspec.Struct, frozen=True):
 
 
 class ChildProcess:
-    """A process that this process started and that ends with this process. kind: what the child is, for errors."""
+    """A process that this process started and that ends with this process. kind: what error messages call the child."""
 
     kind = "child process"
 
@@ -67,7 +70,8 @@ class ChildProcess:
         stderr: IO[bytes] | None = None,
         directory: Path | None = None,
     ) -> None:
-        """directory: a directory to remove when the child has ended."""
+        """Start the child. pass_fds: file descriptors that it inherits. stderr: the file for its output; None: our
+        stderr. directory: a directory to remove when the child has ended."""
         alive, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -107,8 +111,11 @@ _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
 
 
 def _disown_children() -> None:
-    """Called in a fork of the parent: prevents that close() or the exit of the fork ends the children. Also closes the
-    alive pipes there, because a child does not see the end of its parent while any process holds the write end open."""
+    """Make a fork of this process leave the children alone: its close() and its exit do not end them. Called in the
+    fork.
+
+    The fork also closes its copies of the alive pipes. If it kept them open, the children would not notice when their
+    parent ends."""
     for child in list(_children):
         if child._end.detach() is not None:
             os.close(child._write_end)
@@ -131,7 +138,8 @@ def _end(process: subprocess.Popen[bytes], write_end: int, directory: Path | Non
 
 
 class ServerProcess(ChildProcess):
-    """A running server. socket: where it listens. report: lines that tell people what it chose."""
+    """A running server. socket: the path at which it listens. report: lines for people about what the server chose,
+    such as sizes."""
 
     kind = "server"
     socket: Path
@@ -146,9 +154,11 @@ class GatewayProcess(ChildProcess):
 
 
 def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVER) -> ServerProcess:
-    """Start a server and wait until its engine is ready. If `config.socket` is empty, the server gets a private socket
-    in a new directory, which is removed when the server ends. Raises the server's error (ConfigError, ModelNotFound,
-    OutOfMemory ...). RuntimeLost: the server died without an error, or is not ready within `timeout` seconds."""
+    """Start a server, and wait until its engine is ready. If `config.socket` is empty, the server gets a private socket
+    in a new directory, which is removed when the server ends.
+
+    Raises the error with which the server ended (ConfigError, ModelNotFound, OutOfMemory ...). RuntimeLost: the server
+    died without an error, or was not ready within `timeout` seconds."""
     if config.socket.startswith("tcp:"):
         raise ConfigError(f"socket is {config.socket}, but must be a path; to listen on tcp, set `bind`")
     private = not config.socket
@@ -166,8 +176,8 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
 
 
 def start_gateway(config: HTTPConfig, timeout: float = 60.0) -> GatewayProcess:
-    """Start the HTTP process of a running server. ConfigError: the process cannot listen, or its extra is not
-    installed."""
+    """Start the HTTP process of a running server, and wait until it listens. ConfigError: it cannot listen, or the
+    packages of the extra `http` are not installed. RuntimeLost: it died, or was not ready within `timeout` seconds."""
     check_gateway(config.address)
     gateway, report = _start(GatewayProcess, GATEWAY, config, timeout, None)
     (gateway.url,) = report.lines
@@ -186,7 +196,10 @@ def check_gateway(address: str) -> None:
 def _start(
     make: Callable[..., P], command: Sequence[str], config: Config | HTTPConfig, timeout: float, log: IO[bytes] | None
 ) -> tuple[P, StartReport]:
-    """Start a child with a ready pipe, and wait for its report."""
+    """Start a child, and wait until it reports that it is ready. Returns the child and its report. If the child fails,
+    its error is raised.
+
+    make: makes the ChildProcess from a command. log: the file that gets the child's output; None: stderr gets it."""
     ready, write_end = os.pipe()
     try:
         try:
@@ -207,8 +220,11 @@ def _start(
 def _await_report(
     child: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None, is_quiet: bool
 ) -> StartReport:
-    """Wait for the last report of a child. log: the file that gets the child's output; None: the output is shown.
-    is_quiet: whether the child logs no notices, so that they are printed here."""
+    """Wait until a child reports that it is ready, and return the report. Raises the error that the child reports.
+    RuntimeLost: the child died, or `deadline` (time.monotonic) has passed.
+
+    ready: the read end of the ready pipe. log: the file that gets the child's output; None: stderr gets it. is_quiet:
+    whether to print the child's notices, because the child itself logs none."""
     data = b""
     while True:
         left = deadline - time.monotonic()
@@ -230,7 +246,8 @@ def _await_report(
 
 
 def is_readable(fd: int, seconds: float) -> bool:
-    """Wait until `fd` is readable or at EOF. Unlike select(), it works with file descriptors above 1023."""
+    """Wait until `fd` is readable or at EOF, at most `seconds`. Returns whether it is. Unlike select(), this works with
+    file descriptors above 1023."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
@@ -248,16 +265,17 @@ def _tail(log: IO[bytes] | None) -> str:
 
 
 def tie_to_parent(signum: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send us `signum` when our parent ends. The kernel also sends it when the thread that started us
-    ends; if that can happen first, the handler of `signum` must check os.getppid()."""
+    """Have the kernel send `signum` to this process when its parent ends. The kernel also sends it when only the
+    parent's thread ends that started this process. Where that can happen, the handler of `signum` must check
+    os.getppid()."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def report_start(ready_fd: int, report: StartReport) -> None:
-    """Write a report to the parent. A report that is not a notice is the last. If the parent is gone, nothing is
-    raised, since the alive pipe reports the parent's end."""
+    """Write a report to the parent, and close the pipe unless the report is a notice. No error is raised if the parent
+    is gone: the child learns that from the alive pipe."""
     with contextlib.suppress(BrokenPipeError):
         os.write(ready_fd, msgspec.json.encode(report) + b"\n")
     if not report.notice:

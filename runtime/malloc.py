@@ -23,13 +23,13 @@ class MallocOption(IntEnum):
 
 
 def mallopt(option: MallocOption, value: int) -> None:
-    """Set an option of this process."""
+    """Set an option of glibc's malloc in this process; see mallopt(3). With another C library, this does nothing."""
     if _mallopt is not None:
         _mallopt(option, value)
 
 
 def malloc_trim() -> None:
-    """Return the free memory that malloc holds to the system. This takes about 0.1 ms per MiB, during which other
-    threads may have to wait for malloc."""
+    """Return the memory that malloc holds but nobody uses to the system. This takes about 0.1 ms per MiB. Meanwhile,
+    other threads may have to wait for malloc. With another C library than glibc, this does nothing."""
     if _malloc_trim is not None:
         _malloc_trim(0)

@@ -33,10 +33,11 @@ class Generator(Protocol):
     """Answers the gens and selects of programs."""
 
     def prompt(self, program: Any) -> Prompt:
-        """Make an empty prompt."""
+        """Return a new, empty prompt for a state of `program`."""
 
     def attempt(self, program: Any, generation: Generation, done: Done) -> Attempt:
-        """Make the attempt of round `generation.round`, which generates after `generation.prompt`; see Attempt."""
+        """Return a new attempt of `generation`, not started yet. It generates after `generation.prompt` and calls
+        `done` with its outcome."""
 
     def read(
         self,
@@ -46,8 +47,8 @@ class Generator(Protocol):
         has_tokens: bool,
         then: Callable[[GenOutcome | BanyanError], None],
     ) -> None:
-        """Call `then`, now or later, with the text of a prompt from piece `start` on; if `has_tokens`, also with its
-        tokens. Nothing is appended to the prompt before `then` is called."""
+        """Read the text of a prompt from piece `start` on, and call `then` with it, now or later. has_tokens: `then`
+        also gets the tokens. The executor appends nothing to the prompt before `then` is called."""
 
 
 class ProgramObserver:
@@ -59,52 +60,57 @@ class ProgramObserver:
     """
 
     def value(self, program: Any, ref: int, outcome: GenOutcome) -> None:
-        """Value `ref` is known."""
+        """Called when the value with the number `ref` becomes known."""
 
     def failed(self, program: Any, ref: int, error: BanyanError) -> None:
-        """Value `ref` will never be known."""
+        """Called when the value with the number `ref` has failed with `error`, so it will never be known."""
 
     def called(self, program: Any, state: int, called: wire.Called) -> None:
-        """A generation of state `state` waits for Results. `called` lacks the program's number and the seq."""
+        """Called when a generation needs an answer from the client, such as the results of its tool calls. called: the
+        question; its fields `program` and `seq` are still to be set."""
 
     def started(self, program: Any, state: RunningState, op: wire.Gen | wire.Select) -> None:
-        """A gen or select began."""
+        """Called when a gen or select of `state` has begun."""
 
     def stopped(self, program: Any, state: RunningState) -> None:
-        """The gen or select of the state is over, whatever the reason."""
+        """Called when the gen or select of `state` is over: finished, failed or stopped."""
 
     def generated(self, program: Any, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> None:
-        """A gen or select has ended with an outcome."""
+        """Called when a gen or select has ended with a result or an error. It is not called if the program or the state
+        was ended before."""
 
     def hold(self, program: Any, n_chars: int) -> None:
-        """The program is about to hold `n_chars` more characters. May raise."""
+        """Called before the executor keeps `n_chars` more characters for the program. May raise, to enforce a limit."""
 
     def forked(self, program: Any, state: RunningState, children: tuple[int, ...]) -> None:
-        """`state` is about to be forked. May raise."""
+        """Called before `state` is forked into the states numbered `children`. May raise."""
 
     def joined(self, program: Any, prompt: Prompt, start: int, stop: int) -> None:
-        """A state is about to get the pieces start .. stop - 1 of `prompt`. May raise."""
+        """Called before a join appends the pieces start .. stop - 1 of `prompt`, the child's, to the parent state. May
+        raise."""
 
     def adopted(self, program: Any, state: int, child: int) -> None:
-        """The state has adopted its child: it has got the child's text and marks."""
+        """Called when state `state` has adopted its forked state `child`: it now has the child's prompt."""
 
     def keep(self, program: Any, state: RunningState, op: wire.CacheHint) -> None:
-        """The state has reached a hint about its KV. May raise."""
+        """Called when `state` reaches `op`, a hint about its KV, such as to pin it. May raise."""
 
     def dropped(self, program: Any, state: int) -> None:
-        """Nobody needs the state any more."""
+        """Called when the executor has ended a state that the client had dropped and that no op needs any more."""
 
     def paused(self, program: Any) -> None:
-        """`pump` returned early, because `is_late` said so. The next call of `pump` goes on."""
+        """Called when `pump` returned before its work was done, because its time slice was over (`is_late`). The next
+        call of `pump` continues."""
 
     def settled(self, program: Any) -> None:
-        """All ops are done, and no more will come."""
+        """Called when all ops of the program are done, and no more will come."""
 
     def ended(self, program: Any) -> None:
-        """Called after `end`, when everything has been stopped. May be called more than once."""
+        """Called after `Executor.end`, when all attempts of the program have been stopped. May be called more than
+        once."""
 
     def crashed(self, program: Any, error: Exception) -> None:
-        """The executor itself failed on the program."""
+        """Called when the executor itself has raised `error`, because of a bug. By default, this raises it again."""
         raise error
 
 
@@ -112,8 +118,8 @@ class Executor:
     """Executes one program.
 
     `queue` adds ops, and `pump` does everything that can be done now. If several threads use the executor, `lock`
-    guards its state. Attempts start and stop, and values are reported, outside of the lock.
-    """
+    guards its state. The executor releases the lock before it starts or stops attempts, and before it reports
+    values."""
 
     def __init__(
         self,
@@ -122,7 +128,8 @@ class Executor:
         lock: AbstractContextManager[Any] | None = None,
         is_late: Callable[[], bool] = lambda: False,
     ) -> None:
-        """is_late: returns whether `pump` should return soon, although there is more to do."""
+        """generator: answers gens and selects. observer: gets the callbacks. lock: guards the executor if several
+        threads use it. is_late: returns True if `pump` should return soon, although more can be done."""
         self._generator, self._observer, self._is_late = generator, observer, is_late
         self._lock = nullcontext() if lock is None else lock
         self._no_prompt = generator.prompt(self)  # the prompt of states that do not run yet, or will not run again
@@ -154,13 +161,14 @@ class Executor:
 
     @property
     def n_ready(self) -> int:
-        """How many states the next `pump` looks at."""
+        """The number of states whose ops the next `pump` tries to do."""
         return len(self._ready)
 
     # ---- ops -------------------------------------------------------------------------------------------------------
 
     def queue(self, op: wire.Op) -> None:
-        """Add an op other than Use. BadProgram: it is not valid after the earlier ops."""
+        """Add an op of any kind except Use. Results are not queued: they go to the waiting generation at once.
+        BadProgram: the op does not fit the earlier ops, for instance because it names an unknown state."""
         with self._lock:
             state = self.states.get(op.state)
             if state is None:
@@ -199,18 +207,19 @@ class Executor:
             self._enqueue(state, op)
 
     def awaits(self, results: wire.Results) -> bool:
-        """Whether a generation waits for these Results now."""
+        """Whether a generation is waiting for these Results, the client's answer."""
         with self._lock:
             return results.state in self.states and _awaiting(self.states[results.state], results) is not None
 
     def resume(self, results: wire.Results) -> None:
-        """Pass Results to the generation that waits for them."""
+        """Pass the client's Results to the generation that waits for them, and continue it. No effect if none waits."""
         with self._lock:
             self._resume(self.states[results.state], results)
         self.pump()
 
     def stop(self, state: RunningState, error: BanyanError, only: Generation | None = None) -> None:
-        """End the state's generation with `error`. only: end it only if it is this generation."""
+        """End the state's generation with `error`. No effect if the state has no generation, or if `only` is given and
+        is another generation."""
         with self._lock:
             generation = state.generation
             if generation is None or (only is not None and only is not generation):
@@ -220,8 +229,8 @@ class Executor:
         self.pump()
 
     def free(self) -> Iterator[None]:
-        """Free what the program holds, after its end. A generator; each of its steps frees at most FREED objects, since
-        there may be millions of them."""
+        """Free the ops, prompts and values of a program that has ended. There may be millions of objects, so this is a
+        generator: each step frees at most FREED of them."""
         while self.states:  # the last state first: what it inherited stays with its ancestors
             _, state = self.states.popitem()
             yield from _drain(state.queue.pop, len(state.queue))
@@ -233,7 +242,8 @@ class Executor:
             yield from _drain(numbers.pop, len(numbers))
 
     def end(self) -> None:
-        """Stop everything. Afterwards only `ended` is reported."""
+        """End the program: stop its attempts, and do no more ops. No values or failures are reported from now on. The
+        observer's `ended` is called when all attempts have stopped."""
         with self._lock:
             if self.is_over:
                 return
@@ -269,8 +279,8 @@ class Executor:
     # ---- execution -------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Do everything that can be done now. A call from inside a `pump` on the same thread leaves the work to that
-        `pump`."""
+        """Do everything that can be done now. If `pump` is already running on this thread, return at once: the running
+        `pump` does the work."""
         thread = threading.get_ident()
         if thread in self._pumping:
             return
@@ -293,8 +303,8 @@ class Executor:
             self._observer.settled(self)
 
     def _pump_once(self) -> bool:
-        """Advance all states that are ready, then make the calls that result, until `is_late`. False: there was nothing
-        to do."""
+        """Advance all ready states, then start and stop attempts and report values without the lock. Return early if
+        `is_late()`. Returns whether there may be more to do."""
         with self._lock:
             while self.is_over and self.running and not self._stops:
                 state = self.running.pop()  # next(iter()) would be slow: it visits the slots of removed states too
@@ -323,7 +333,7 @@ class Executor:
         return has_more
 
     def _advance(self, state: RunningState) -> None:
-        """Do the state's ops until one must wait, or until `is_late`."""
+        """Do the state's ops until one must wait, or until `is_late()` is True."""
         if state.origin is not None and state.queue and state.error is None:
             # The copy is made here and not in the Fork, which may create thousands of states.
             state.prompt, state.marks, state.origin = state.origin.prompt.copy(), dict(state.origin.marks), None
@@ -421,7 +431,7 @@ class Executor:
             self._put_back(state, join)
 
     def _put_back(self, state: RunningState, op: QueuedOp) -> None:
-        """Put an op that is not finished back at the head of the queue."""
+        """Put an unfinished op back at the head of the state's queue."""
         state.queue.appendleft(op)
         self._n_queued += 1
 
@@ -461,7 +471,7 @@ class Executor:
     # ---- generations -----------------------------------------------------------------------------------------------
 
     def _next_attempt(self, state: RunningState, generation: Generation) -> None:
-        """Start the next attempt, outside of the lock."""
+        """Make the generation's next attempt. `pump` starts it after releasing the lock."""
         done = partial(self._attempt_ended, state, generation)
         generation.attempt = self._generator.attempt(self, generation, done)
         self._effects.append(partial(self._start, state, generation, generation.attempt))
@@ -506,7 +516,7 @@ class Executor:
         self._ready.append(state)
 
     def _abort(self, generation: Generation) -> None:
-        """Stop the attempt of a generation, if one runs, outside of the lock."""
+        """Detach the generation's attempt, if there is one. `pump` stops it after releasing the lock."""
         if generation.attempt is not None:
             self._stops.append(generation.attempt)
             generation.attempt = None
@@ -530,7 +540,8 @@ class Executor:
             self._ready.append(state)
 
     def _break_state(self, state: RunningState, op: QueuedOp, error: BanyanError) -> None:
-        """Mark a state as failed, because its `op` failed with `error`."""
+        """Mark `state` as failed because its `op` failed with `error`. Add the end of the prompt to the error, and fail
+        what depends on the op."""
         if isinstance(error, ProgramError):
             error.prompt_tail = error.prompt_tail or state.prompt.tail()
             if isinstance(op, wire.Gen | wire.Select):
@@ -539,7 +550,8 @@ class Executor:
         self._fail(op, error)
 
     def _fail(self, op: QueuedOp, error: BanyanError) -> None:
-        """Pass `error`, with which `op` failed, on to the states that wait for `op`."""
+        """Handle the failure of `op` with `error`: fail the value that `op` makes, the states that it forks, or the
+        join that waits for it."""
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                 self.values[ref] = error
@@ -553,7 +565,8 @@ class Executor:
                 self._reach(op.join, error)
 
     def _break_deadlock(self) -> None:
-        """If nothing runs, and states wait for something that cannot come, fail one of them."""
+        """Fail one waiting state if all of them would wait forever: nothing runs, and no later op can provide what they
+        wait for."""
         if self.running or self.reading or (not self.is_last and self._awaits_new_op()):
             return
         while self.waiting:
@@ -567,7 +580,8 @@ class Executor:
                 return
 
     def _awaits_new_op(self) -> bool:
-        """Whether a state waits for a value that no op creates yet: the op may come with the next message."""
+        """Whether a state waits for a value that no op received so far creates. The op may still come from the
+        client."""
         while self._unmade:
             ref = next(iter(self._unmade))
             if ref not in self.makers and any(state.error is None for state in self.waiting.get(ref, ())):
@@ -576,7 +590,7 @@ class Executor:
         return False
 
     def _blocker(self, op: QueuedOp) -> int | PendingJoin | None:
-        """The value or the join for which `op` has to wait; None: it need not wait."""
+        """What `op` has to wait for: the number of a value, or the join itself. None: it can be done now."""
         match op:
             case wire.Append(parts=parts):
                 return next((ref for ref in _refs(parts) if ref not in self.values), None)
@@ -587,7 +601,8 @@ class Executor:
     # ---- dropped states --------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """End dropped states that nobody needs any more, until `is_late`."""
+        """End the states that the client has dropped and that no op needs any more. Return early if `is_late()`; the
+        next call continues."""
         if self._search is None:
             if not (self._dropped and self._has_progressed):
                 return
@@ -598,8 +613,8 @@ class Executor:
         self._search = None
 
     def _search_and_reap(self) -> Iterator[None]:
-        """Collect the states that others wait for, and end the dropped states that are not among them. Meanwhile,
-        `_enqueue` adds the states that new ops need."""
+        """Find the states that the ops of other states need, then end the dropped states that are not needed. A
+        generator with small steps. Ops that arrive between two steps mark the states that they need themselves."""
         self._needed = {state.number for state in self.reading}
         for state in tuple(self.states.values()):
             for op in tuple(state.queue):
@@ -623,7 +638,8 @@ class Executor:
         self._ready.append(state)
 
     def _need(self, numbers: Iterable[int]) -> None:
-        """Mark states as needed, and the ancestors from which they are still to be forked."""
+        """Mark the states with these numbers as needed. A state that is not forked yet also needs its parent, so its
+        ancestors are marked up to the first that is forked."""
         for number in numbers:
             while number not in self._needed:
                 self._needed.add(number)
@@ -632,7 +648,8 @@ class Executor:
                 number = state.parent
 
     def _needs(self, state: RunningState, op: QueuedOp) -> Iterable[int]:
-        """The states that `op`, queued in `state`, needs: they make its values, it joins them, or it forks them."""
+        """The numbers of the states that `op`, queued in `state`, needs: the states that make the values it inserts;
+        the child that it joins; or, for a Fork with a child that is not dropped, `state` itself."""
         match op:
             case wire.Append(parts=parts):
                 makers = (self.makers.get(ref) for ref in _refs(parts) if ref not in self.values)
@@ -645,9 +662,9 @@ class Executor:
 
 
 def copy_error(error: BanyanError, why: str) -> BanyanError:
-    """A copy of `error` for an op that cannot run because another op failed with `error`. The message is "why:
-    message". Each future gets its own copy, because Python would add the tracebacks of all raises to one shared
-    exception object."""
+    """A copy of `error`, for an op that cannot run because another op failed with `error`. Its message is `why`, a
+    colon, and the message of `error`. Each failed op gets its own copy, because Python would add the tracebacks of all
+    raises to one shared exception object."""
     copied = copy(error)
     copied.message = f"{why}: {error.message}"
     copied.args = (copied.message, *error.args[1:])
@@ -656,7 +673,7 @@ def copy_error(error: BanyanError, why: str) -> BanyanError:
 
 
 def _awaiting(state: RunningState, results: wire.Results) -> Generation | None:
-    """The state's generation, if it waits for these Results."""
+    """Return the state's generation if it waits for these Results, else None."""
     generation = state.generation
     if generation is None or generation.called is None:
         return None
@@ -669,7 +686,7 @@ def _check_marks(n: int) -> None:
 
 
 def _drain(pop: Callable[[], object], n: int) -> Iterator[None]:
-    """Call `pop` n times, at most FREED times in one step."""
+    """Call `pop` n times. A generator: it yields after every FREED calls."""
     for k in range(n):
         pop()
         if k % FREED == FREED - 1:

@@ -1,7 +1,7 @@
-"""A gen or select under way in a state. It takes several attempts if the client is asked between them.
+"""A gen or select under way in a state. A generation takes several attempts if the client answers between them: with
+tool results, or with a correction of the output.
 
-These are state machines without side effects: `take` and `answer` return what the executor does next.
-"""
+The classes are state machines without side effects: `take` and `answer` return what the executor does next."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ Results. None: make another attempt."""
 
 
 class Generation:
-    """A gen or select. This class makes one attempt; its subclasses may make several.
+    """A gen or select under way. This class makes one attempt; its subclasses may make several.
 
-    order: the sort key of its requests within the program, as in wire.Run.
-    called: the question to the client whose Results the generation awaits; None: there is none.
-    memo: what the generator carries from one attempt to the next.
-    """
+    order: the sort key of its requests within the program, as in wire.Run. called: the question to the client that has
+    no answer yet; None: there is none. memo: data that the generator keeps between the attempts."""
 
     def __init__(self, op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> None:
         self.op, self.prompt, self.order = op, prompt, order
@@ -39,8 +37,8 @@ class Generation:
         self._drafts: dict[str, tuple[int, int]] = {}  # over all attempts so far, as in wire.Sample
 
     def take(self, outcome: GenOutcome | BanyanError) -> NextStep:
-        """Take the outcome of the current attempt, add the usage and times of the earlier attempts, and return the next
-        step."""
+        """Take the outcome of the current attempt, and return the next step. An outcome returned as the final one has
+        the summed usage and times of all attempts."""
         if isinstance(outcome, BanyanError):
             return outcome
         usage = outcome.usage
@@ -57,11 +55,13 @@ class Generation:
         return self._review(outcome, usage)
 
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
-        """Return the next step after an outcome. usage: that of the last attempt; `outcome.usage`: that of all."""
+        """Return the next step after an attempt. outcome: the attempt's outcome; its field `usage` is the sum over all
+        attempts. usage: that of this attempt alone."""
         return outcome
 
     def answer(self, texts: tuple[str, ...]) -> NextStep:
-        """Take the client's Results for `called`, and return the next step. BanyanError: they do not fit."""
+        """Take `texts`, the client's answer to the question `called`, and return the next step. BanyanError: the answer
+        is invalid."""
         raise NotImplementedError
 
     def _ask(self, outcome: GenOutcome, usage: wire.TokenUsage) -> wire.Called:
@@ -72,11 +72,11 @@ class Generation:
 
 
 class Retries(Generation):
-    """A gen whose client checks each output and accepts it or returns a correction, for at most `op.retries` retries.
+    """A gen whose outputs the client checks. The client accepts an output or returns a correction, for at most
+    `op.retries` retries.
 
     For a retry, the prompt gets the refused output and the correction: as a user turn if the gen is in a turn of the
-    assistant, otherwise as a paragraph. The state gets only the last output.
-    """
+    assistant, otherwise as a paragraph. The state's own prompt gets only the last output."""
 
     def __init__(self, op: wire.Gen, prompt: Prompt, order: tuple[int, ...]) -> None:
         if op.tools is not None or op.sampling.n != 1:
@@ -103,7 +103,8 @@ class Retries(Generation):
 
 
 class ToolLoop(Generation):
-    """A gen with tools: turns of the assistant, and between them the results of the calls that the client made."""
+    """A gen with tools: turns of the assistant. Between two turns, the client runs the tools that the model called, and
+    sends the results."""
 
     def __init__(self, op: wire.Gen, tools: wire.Tools, prompt: Prompt, order: tuple[int, ...]) -> None:
         if prompt.role != ASSISTANT:
@@ -135,7 +136,7 @@ class ToolLoop(Generation):
 
 
 class ClientChoice(Generation):
-    """A select in which the client chooses, by the scores of the choices."""
+    """A select in which the client gets the scores of all choices and picks one."""
 
     def __init__(self, op: wire.Select, prompt: Prompt, order: tuple[int, ...]) -> None:
         super().__init__(op, prompt, order)
@@ -166,8 +167,8 @@ class ClientChoice(Generation):
 
 
 def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> Generation:
-    """Make the kind of generation that `op` asks for. BadProgram: the options of `op` cannot be combined, or a
-    gen with tools is not in a turn of the assistant."""
+    """Return a new generation of the kind that `op` asks for. order: see `Generation`. BadProgram: the options of `op`
+    cannot be combined, or a gen with tools is not in a turn of the assistant."""
     if isinstance(op, wire.Select):
         return ClientChoice(op, prompt, order) if op.client_decides else Generation(op, prompt, order)
     if op.retries:

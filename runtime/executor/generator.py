@@ -15,12 +15,10 @@ N_TAIL = 80
 
 
 class GenOutcome(NamedTuple):
-    """The answer of a generator to a gen or select.
+    """What a generator returns for a gen, select or read.
 
-    samples .. prompt, rounds: as in wire.Value. calls: tool calls in the first sample.
-    pieces: the pieces to append to the state's prompt, if the generator's prompts keep more than the text of the first
-    sample.
-    """
+    calls: tool calls in the first sample. pieces: what to append to the state's prompt, in the generator's own type of
+    piece; (): the text of the first sample. All other fields are those of wire.Value."""
 
     samples: tuple[wire.Sample, ...]
     usage: wire.TokenUsage = wire.TokenUsage()
@@ -38,11 +36,10 @@ class GenOutcome(NamedTuple):
 
 
 class Prompt(ABC):
-    """The prompt of a state: an append-only sequence of pieces. The generator defines their type.
+    """The prompt of a state: an append-only sequence of pieces. Each generator has its own type of piece.
 
-    role: the role of the open turn; None outside of turns.
-    n_inherited: how many of the pieces the state had when it was forked.
-    """
+    role: the role of the open turn; None outside of turns. n_inherited: how many of the pieces the state had when it
+    was forked."""
 
     pieces: PieceList[Any]
     role: str | None
@@ -54,15 +51,16 @@ class Prompt(ABC):
 
     @abstractmethod
     def append_part(self, part: wire.Part) -> None:
-        """Append any part but a Ref or an Arg. Raises BanyanError if the part is not allowed here."""
+        """Append a part of any kind except Ref and Arg. Raises BanyanError if the prompt cannot take the part, such as
+        an image for a model that takes only text."""
 
     @abstractmethod
     def append_output(self, outcome: GenOutcome) -> None:
-        """Append the first sample of an outcome."""
+        """Append the first sample of an outcome to the prompt."""
 
     @abstractmethod
     def append_calls(self, outcome: GenOutcome) -> None:
-        """Append the first sample of an outcome, which calls tools, and end its turn."""
+        """Append the first sample of an outcome, which contains tool calls, and end the turn of the assistant."""
 
     @abstractmethod
     def append_results(self, calls: Sequence[wire.WireToolCall], texts: Sequence[str]) -> None:
@@ -74,7 +72,7 @@ class Prompt(ABC):
 
     @abstractmethod
     def tail(self) -> str:
-        """The last characters, for error messages."""
+        """The last characters of the prompt, at most N_TAIL, for error messages."""
 
 
 Done: TypeAlias = "Callable[[Attempt, GenOutcome | BanyanError], None]"
@@ -83,9 +81,8 @@ Done: TypeAlias = "Callable[[Attempt, GenOutcome | BanyanError], None]"
 class Attempt(ABC):
     """One request to the generator: a whole gen or select, one try of a gen with retries, or one turn of a tool loop.
 
-    The constructor does not raise. The executor calls `start` once. The attempt then calls `finish` once, inside
-    `start` or later. If the executor has a lock, `finish` may be called from any thread.
-    """
+    The constructor does not raise. The executor calls `start` once. The attempt calls `finish` once with its outcome,
+    inside `start` or later. `finish` may be called from any thread if the executor was made with a lock."""
 
     def __init__(self, op: wire.Gen | wire.Select, prompt: Prompt, round: int, done: Done) -> None:
         self.op, self.prompt, self.round, self._done = op, prompt, round, done
@@ -93,14 +90,15 @@ class Attempt(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to generate. If this raises a BanyanError, the error is the outcome."""
+        """Begin to generate. A BanyanError raised by this method becomes the attempt's outcome."""
 
     def stop(self) -> None:
-        """Free what the attempt holds, because its outcome is no longer wanted."""
+        """Stop the attempt, because its outcome is no longer wanted, and free what it holds. `finish` has no effect
+        afterwards."""
         self.is_over = True
 
     def finish(self, outcome: GenOutcome | BanyanError) -> None:
-        """Report the outcome. Does nothing after `stop`."""
+        """Report the outcome to the executor. No effect after `stop` or an earlier `finish`."""
         if not self.is_over:
             self.is_over = True
             self._done(self, outcome)

@@ -35,7 +35,7 @@ class PieceList(Generic[T]):
             self._last = []
 
     def pop(self) -> T:
-        """Remove the last item."""
+        """Remove the last item and return it."""
         if not self._last:
             self._last = self._full.pop().copy()
         return self._last.pop()

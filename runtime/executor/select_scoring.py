@@ -28,8 +28,9 @@ class SelectDecision(NamedTuple):
 
 
 def score_from(prompts: Sequence[bytes]) -> int:
-    """The token index from which the choices' prompts (int32 ids) are scored: the end of their longest common prefix,
-    or earlier, so that at least one token of each is scored. BadProgram: there is no token before that index."""
+    """The token index from which the choices are scored. prompts: for each choice, the int32 ids of the prompt with the
+    choice appended. The index is the end of their longest common prefix, or smaller, so that at least one token of each
+    choice is scored. BadProgram: the index would be 0."""
     start = min(len(commonprefix(prompts)), min(map(len, prompts)) - 4) // 4  # noqa: RUF071 (they are no paths)
     if start < 1:
         raise BadProgram(
@@ -80,7 +81,8 @@ def with_tokens(
     unconditional: Sequence[Logprobs] = (),
     ids: Sequence[Sequence[int]] | None = None,
 ) -> wire.Scores:
-    """The scores of all choices. ids: the ids of their tokens; None: not known, which is reported as -1."""
+    """The scores of all choices for the client: those of `decision`, and the logprob and id of each token. ids: the
+    token ids of each choice; None: unknown, so each id is -1."""
     known = [[-1] * len(one) for one in logprobs] if ids is None else ids
     conditional, alone = (
         tuple(tuple(zip(one, tokens, strict=True)) for one, tokens in zip(each, known, strict=False))
@@ -94,8 +96,9 @@ def _mean(values: Logprobs) -> float:
 
 
 def _greedy(logprobs: Sequence[Logprobs], normalized: Sequence[float]) -> int:
-    """Compares the choices token by token, and keeps those whose token is the most likely. A choice that has ended is
-    compared by its mean log-probability. Returns the index of the winner; of equal choices, the first."""
+    """The index of the choice that wins the comparison token by token. At each position, only the choices with the
+    highest logprob remain. A choice that has no token at the position is compared by its mean logprob. Of equal
+    choices, the first wins."""
     left = list(range(len(logprobs)))
     for position in range(max(map(len, logprobs))):
         column = {k: logprobs[k][position] if position < len(logprobs[k]) else normalized[k] for k in left}

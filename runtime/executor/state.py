@@ -12,8 +12,8 @@ from banyan.runtime.protocol import wire
 
 
 class Snapshot(NamedTuple):
-    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks. If a Join will adopt the
-    state, the prompt is a copy with exactly these pieces."""
+    """The state of a prompt at one point: its first `n_pieces` pieces, and its marks (mark -> number of pieces before
+    it). If the parent state will adopt it, `prompt` is a copy with exactly these pieces."""
 
     prompt: Prompt
     n_pieces: int
@@ -21,9 +21,10 @@ class Snapshot(NamedTuple):
 
 
 class PendingJoin:
-    """A Join of one child, in the queue of the parent state. reached: the child at the point where the Join was sent,
-    or the child's error. n_joined: the index of the first of the child's pieces that is not joined yet; 0: none is
-    joined."""
+    """An op in the queue of a parent state: join one child.
+
+    reached: the child's snapshot when it has done the ops sent before the join, or the child's error; None: the parent
+    must wait. n_joined: the index of the child's piece that is appended next; 0: the join has not begun."""
 
     def __init__(self, child: int, adopt: bool) -> None:
         self.child, self.adopt = child, adopt
@@ -32,7 +33,7 @@ class PendingJoin:
 
 
 class JoinPoint(NamedTuple):
-    """An entry in the queue of a child: the point up to which a Join takes the child's text."""
+    """An entry in the queue of a child state. The join takes the text that the child has when it reaches this entry."""
 
     join: PendingJoin
 
@@ -41,7 +42,7 @@ QueuedOp: TypeAlias = wire.Op | PendingJoin | JoinPoint
 
 
 class RunningState:
-    """One running prompt, and the ops still to be done to it."""
+    """One running prompt, and the queue of ops that it still has to do."""
 
     def __init__(self, number: int, prompt: Prompt, parent: int = 0, is_forked: bool = False) -> None:
         self.number, self.prompt, self.parent, self.is_forked = number, prompt, parent, is_forked

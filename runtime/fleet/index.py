@@ -1,9 +1,9 @@
 """An index that tells which replicas have the KV of a prefix.
 
-A prefix is divided into blocks of 64 tokens. The key of a block is the digest that the tree's events use for the
-block's last page; it covers the whole prefix up to there. A set of replicas is an int in which each replica has one
-bit. So in a fleet of 1,000, an entry takes 160 bytes, however many replicas have the block.
-"""
+A prefix is divided into blocks of 64 tokens. The key of a block is a digest of the whole prefix up to the block's end;
+the KV events of the radix tree use the same digest for the block's last page. A set of replicas is an int with one bit
+for each replica. So in a fleet of 1,000 replicas, the set of a block takes 160 bytes, however many replicas have the
+block."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ N_BLOCKS = 1 << 20
 
 
 def block_digests(namespace: bytes, ids: bytes) -> list[bytes]:
-    """Digests of the prefixes of `ids` (int32) that end with a block, shortest first. namespace: the root key of the KV
-    (tenant, adapter and weights), so that two tenants share no entry."""
+    """The digests of the prefixes of `ids` (int32) that end at a block boundary, shortest first. namespace: the root
+    key of the KV (tenant, adapter and weights); equal ids in two namespaces have different digests."""
     return prefix_digests(namespace, ids, 0, 4 * BLOCK)[1:]
 
 
 def blocks_of(digests: Sequence[bytes], first: int, page: int) -> Sequence[bytes]:
-    """Selects, from the digests of consecutive pages, those of the pages that end a block. first: the index of the
-    first page in its text. page: how many tokens a page has, a divisor of BLOCK."""
+    """Select the block digests from `digests`, the digests of consecutive pages: those of the pages that end a block.
+    first: the index of the first page in its text. page: how many tokens a page has, a divisor of BLOCK."""
     n_pages = BLOCK // page
     return digests[-(first + 1) % n_pages :: n_pages]
 
 
 class PrefixIndex:
-    """Maps each block to the replicas that have it. If there are more than n_blocks, those stored or placed the longest
-    time ago are evicted."""
+    """Maps each block to the replicas that have it. It keeps at most n_blocks blocks, and evicts those that were stored
+    the longest time ago."""
 
     def __init__(self, n_blocks: int = N_BLOCKS) -> None:
         self._n_blocks = n_blocks
@@ -43,8 +43,11 @@ class PrefixIndex:
         return len(self._holders)
 
     def holders(self, digests: Sequence[bytes], among: int) -> list[tuple[int, int]]:
-        """Returns pairs (n, the replicas that have at least the first n blocks), the largest n first. Each set contains
-        the previous one. among: only these replicas count."""
+        """Find the replicas that have a prefix. digests: the digests of its blocks, in order. among: the set of
+        replicas to look at. Sets are bit sets.
+
+        Returns pairs (n, set of the replicas that have at least the first n blocks), the largest n first. Each set
+        contains the set of the pair before it."""
         found: list[tuple[int, int]] = []
         get = self._holders.get
         for i, digest in enumerate(digests, 1):
@@ -58,8 +61,8 @@ class PrefixIndex:
         return found[::-1]
 
     def stored(self, replicas: int, digests: Sequence[bytes]) -> None:
-        """Record that the replicas have the blocks of a prefix, or will have them soon. digests: shortest prefix
-        first."""
+        """Record that these replicas have the blocks of a prefix, or will soon have computed them. replicas: a bit set.
+        digests: those of the blocks, shortest prefix first."""
         holders = self._holders
         for digest in reversed(digests):  # so that a prefix is evicted after its continuations
             holders[digest] = holders.get(digest, 0) | replicas
@@ -68,7 +71,7 @@ class PrefixIndex:
             holders.popitem(last=False)
 
     def removed(self, replicas: int, digests: Sequence[bytes]) -> None:
-        """Record that the replicas no longer have the blocks."""
+        """Record that these replicas no longer have the blocks with these digests. replicas: a bit set."""
         for digest in digests:
             if left := self._holders.get(digest, 0) & ~replicas:
                 self._holders[digest] = left

@@ -7,22 +7,23 @@
     fleet.computed(placement, 0, n_out=5)      # as tokens arrive
     fleet.end(placement)
 
-A placement is made for branches that start together: a program at `Submit`, a fork, or the next turn of a program. It
-minimises the time at which the last branch ends, plus the time by which the branches delay other programs. For k = 1,
-2, 4, ... groups of branches it tries the k replicas that cost least, until more groups are no better. The cost of a
-replica depends on its queued work, on the part of the trunk (the common prompt) that it lacks, which each group
-computes once, and on the number of other groups there. So a replica with the prefix gets the program until its queue
-takes longer than the prefill would take elsewhere, and a hot prefix spreads by itself. There is no threshold to tune:
-the parameters are the measured times of a step.
+A placement is made for branches that start together: a program at `Submit`, a fork, or the next turn of a program. The
+branches share a trunk, their common prompt. They are divided into groups, and each group runs on one replica, which
+computes the trunk once. The number of groups is 1, 2, 4, ... as long as more groups cost less.
 
-Engines on one machine may share its cores, for example 4 engines of one thread on 2 cores. If more threads have work
-than there are cores, the work of one engine delays all others, and each further engine with work makes everybody's
-steps longer. So a fork is split over fewer engines there, and fewer of them compute the same prefix.
+The cost of a placement is the time until its last branch ends, plus the time by which its branches delay other
+programs. The cost of a replica depends on its queued work, on the part of the trunk that it lacks, and on the number of
+other groups on it. So a program goes to the replica that has its prefix, as long as the queue of this replica takes
+less time than a prefill elsewhere. This is how a prefix that many programs use spreads to more replicas. There is no
+threshold to tune: the parameters are the measured times of a step.
 
-A conversation that rests, between two turns, has no queued work. If it did not count, its replica would seem free, and
-would get conversations whose prefixes it lacks. So it counts as work of its replica, in proportion to the share of
-resting conversations that continued soon.
-"""
+Engines on one machine may share its cores, for example 4 engines of one thread on 2 cores. If the engines with work
+have more threads than the machine has cores, they slow each other down. The cost includes this, so a fork is split over
+fewer engines of such a machine, and fewer of them compute the same prefix.
+
+A conversation that rests, which means between two turns, has no queued work. If it did not count, its replica would
+seem free, and would get conversations whose prefixes it lacks. So it counts as work of its replica, in proportion to
+the share of resting conversations that were continued soon."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from banyan.runtime.fleet.index import BLOCK, PrefixIndex
 
 
 class StepSeconds(NamedTuple):
-    """Seconds of an engine's step: a fixed part, and a part for each token of a prompt and for each decode."""
+    """The measured duration of an engine's step, in seconds. fixed: a part that each step takes. prompt: the part for
+    each prompt token in the step. decode: the part for each request that decodes in it."""
 
     fixed: float
     prompt: float
@@ -44,8 +46,8 @@ class StepSeconds(NamedTuple):
 
 
 class PullSeconds(NamedTuple):
-    """Seconds that a pull (a copy of KV from another replica) takes, as learned from earlier pulls: a fixed part, and a
-    part for each token."""
+    """The expected duration of a pull (a copy of KV from another replica), in seconds, learned from earlier pulls.
+    wait: until the first token arrives. token: for each token."""
 
     wait: float = 0.0
     token: float = 0.0
@@ -77,9 +79,8 @@ class Demand(NamedTuple):
     """The branches to place together, and the trunk (the prompt) that they share. A program without forks is one
     branch.
 
-    digests: `block_digests` of the trunk. n_trunk: its tokens. fingerprint: the weights' fingerprint, the same for all
-    placements of a program.
-    """
+    digests: `block_digests` of the trunk. n_trunk: how many tokens the trunk has. fingerprint: identifies the weights
+    of the model; only replicas with these weights are used."""
 
     digests: Sequence[bytes]
     n_trunk: int
@@ -110,8 +111,8 @@ class NoReplica(LookupError):
 
 
 class CoreShare(NamedTuple):
-    """The CPU cores that an engine may share with other engines on its machine. machine: the machine's name. threads:
-    the engine's threads in a step. n_cores: the machine's cores."""
+    """Tells which CPU cores an engine shares with other engines. machine: the name of the engine's machine. threads:
+    how many threads the engine uses in a step. n_cores: how many cores the machine has."""
 
     machine: str
     threads: int
@@ -119,8 +120,8 @@ class CoreShare(NamedTuple):
 
 
 class Machine:
-    """A machine whose cores engines share. n_busy: threads of the engines that have work. n_groups: as in Replica,
-    summed over its replicas."""
+    """A machine whose CPU cores several engines share. n_busy: how many threads the engines with work have together.
+    n_groups: the sum of `Replica.n_groups` over the machine's replicas."""
 
     __slots__ = ("n_busy", "n_cores", "n_groups")
 
@@ -132,12 +133,12 @@ class Machine:
 class Replica:
     """One engine, and the work queued on it.
 
-    machine: the machine whose cores it shares; None: it shares none, as on a GPU. threads: CPU threads of a step. bit:
-    1 << number, for bit sets of replicas. prompt, out: queued prompt and output tokens. rows: queued or running
-    branches. n_groups: number of placements that these branches belong to. others: the part of prompt, out and rows
-    that other servers have placed. resting: how many of the texts that rest on it are expected to continue soon.
-    order: sort key: (estimated seconds of queued work, number of the last placement that gave it work, replica number).
-    """
+    machine: the machine whose cores the engine shares with others; None: it shares none, as on a GPU. threads: CPU
+    threads of a step. bit: 1 << number, for bit sets of replicas. prompt, out: queued prompt and output tokens. rows:
+    queued or running branches. n_groups: how many groups these branches form; the branches of one placement on a
+    replica are a group. others: the part of (prompt, out, rows) that other servers have placed. resting: how many of
+    the conversations that rest on the replica are expected to continue soon. order: the sort key (estimated seconds of
+    queued work, number of the last placement that gave it work, replica number)."""
 
     __slots__ = (
         *("bit", "fingerprint", "machine", "n_groups", "name", "number", "order", "others", "out", "prompt"),
@@ -154,9 +155,11 @@ class Replica:
 
 
 class ProgramPlacement:
-    """Where the branches of a demand run. home: the name of the replica that continues after the join. replicas: the
-    name of each branch's replica. pulls: the pulls that must end before the branches start. text: the digest of the
-    trunk's last block, under which the text rests after the branch has ended; b"": it does not rest."""
+    """Where the branches of a demand run.
+
+    home: the name of the replica that continues after the join. replicas: for each branch, the name of its replica.
+    pulls: the pulls that must end before the branches start. text: the digest of the trunk's last block, if the
+    conversation counts as resting after its branch has ended; else b""."""
 
     __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas", "text")
 
@@ -179,8 +182,8 @@ slower. So a few slow pulls do not prevent all later ones."""
 
 
 class _Source(NamedTuple):
-    """The replica from which a trunk can be pulled. n_tokens: tokens of the trunk that it has. wait: seconds until the
-    first of them arrives."""
+    """The replica from which other replicas can pull a trunk. n_tokens: how many tokens of the trunk it has. wait:
+    seconds until the first pulled token arrives."""
 
     replica: Replica
     n_tokens: int
@@ -190,8 +193,7 @@ class _Source(NamedTuple):
 class Fleet:
     """The replicas, their queued work and their prefixes.
 
-    pull_time: None: replicas cannot pull from each other.
-    """
+    pull_time: the expected duration of a pull; None: replicas cannot pull from each other."""
 
     def __init__(self, step_time: StepSeconds) -> None:
         self.step_time, self.index = step_time, PrefixIndex()
@@ -208,7 +210,8 @@ class Fleet:
         self._share = 0.5  # estimated share of resting texts that continue
 
     def add(self, name: str, fingerprint: bytes, cores: CoreShare | None = None) -> None:
-        """Add an empty replica. cores: the cores that it shares; None: it shares none."""
+        """Add a replica without work. fingerprint: identifies its weights. cores: the CPU cores that it shares with
+        other engines; None: it shares none."""
         machine, threads = None, 0
         if cores is not None:
             machine, threads = self._machines.setdefault(cores.machine, Machine(cores.n_cores)), cores.threads
@@ -228,7 +231,7 @@ class Fleet:
             del order[bisect_left(order, replica.order)]
 
     def remove(self, name: str) -> None:
-        """Remove a replica that has left or died. Its placements may still be ended."""
+        """Remove a replica that has left or died. `end` still accepts the placements on it."""
         self.set_others(name, 0, 0, 0)  # they are set again if the replica is added again
         self.drain(name)
         replica = self._replicas.pop(name)
@@ -236,36 +239,37 @@ class Fleet:
         del self._by_number[replica.number]
 
     def set_others(self, name: str, prompt: int, out: int, rows: int) -> None:
-        """Set the work that other servers have on a replica: queued prompt and output tokens, and requests. Each
-        request counts as a group."""
+        """Set the work that other servers have queued on a replica. prompt, out: tokens of prompts and outputs. rows:
+        requests. Each request counts as a group of its own."""
         replica = self._replicas[name]
         before, replica.others = replica.others, (prompt, out, rows)
         self._add(replica, *(now - old for now, old in zip(replica.others, before, strict=True)))
         self._add_groups(replica, rows - before[2])
 
     def queued(self, name: str) -> float:
-        """Seconds of queued work of a replica."""
+        """The seconds of work that are queued on the replica `name`."""
         return self._replicas[name].order[0]
 
     @property
     def queued_seconds(self) -> float:
-        """Seconds of the work that is placed on all replicas and not done yet."""
+        """The seconds of work that are queued on all replicas together."""
         return sum(replica.order[0] for replica in self._replicas.values())
 
     def stored(self, name: str, digests: Sequence[bytes]) -> None:
-        """Record that the replica has these blocks (`blocks_of`), shortest prefix first. Ignored if the replica has
-        left."""
+        """Record that the replica `name` has the blocks with these digests, shortest prefix first. No effect if the
+        replica has left."""
         if (replica := self._replicas.get(name)) is not None:
             self.index.stored(replica.bit, digests)
 
     def removed(self, name: str, digests: Sequence[bytes]) -> None:
-        """Record that the replica no longer has these blocks. Ignored if the replica has left."""
+        """Record that the replica `name` no longer has the blocks with these digests. No effect if the replica has
+        left."""
         if (replica := self._replicas.get(name)) is not None:
             self.index.removed(replica.bit, digests)
 
     def place(self, demand: Demand) -> ProgramPlacement:
-        """Choose replicas, and count the work as theirs until it is done. NoReplica: no replica with these weights
-        takes programs."""
+        """Choose the replicas for a demand, and add its work to their queues. The work counts until `computed` and
+        `end` remove it. NoReplica: no replica with the demand's weights takes new programs."""
         is_open, n_branches = self._open.get(demand.fingerprint, 0), len(demand.branches)
         if not is_open:
             raise NoReplica("no replica with these weights takes programs")
@@ -316,8 +320,8 @@ class Fleet:
         return self._book(demand, chosen, source)
 
     def _stretch(self, numbers: Sequence[int]) -> float:
-        """Returns the factor by which steps get longer if these replicas have work too: busy threads per core of the
-        most loaded machine, at least 1."""
+        """The factor by which steps take longer if the replicas with these numbers get work, too. On the most loaded of
+        their machines, it is the number of busy threads per core; at least 1."""
         n_busy: dict[Machine, int] = {}
         for number in numbers:
             one = self._by_number[number]
@@ -326,9 +330,10 @@ class Fleet:
         return max([1.0, *(n / machine.n_cores for machine, n in n_busy.items())])
 
     def _source(self, demand: Demand) -> _Source | None:
-        """The replica from which others could pull the longest part of a trunk; None: there is none. `wait`
-        includes the queued prompts of that replica, since it copies pages between steps, and may still have to compute
-        the trunk."""
+        """Find the replica from which others could pull the longest part of the trunk; None: there is none.
+
+        The source's `wait` includes the time for the prompts queued on the replica: it copies pages only between steps,
+        and may still have to compute the trunk."""
         if self.pull_time is None:
             return None
         held = self.index.holders(demand.digests, self._there[demand.fingerprint])
@@ -339,7 +344,8 @@ class Fleet:
         return _Source(replica, BLOCK * n_blocks, self.pull_time.wait + self.step_time.prompt * replica.prompt)
 
     def _trunk_seconds(self, demand: Demand, missing: int, source: _Source) -> float:
-        """Seconds until a replica that lacks the last `missing` tokens of a trunk has them, by prefill or by a pull."""
+        """The seconds that a replica needs to get the last `missing` tokens of the trunk: by a prefill, or by a pull
+        from `source` if that takes less time."""
         assert self.pull_time is not None
         n_pulled, computed = source.n_tokens - (demand.n_trunk - missing), self.step_time.prompt * missing
         if n_pulled <= 0:
@@ -355,15 +361,16 @@ class Fleet:
         return found
 
     def keep(self, demand: Demand, name: str) -> ProgramPlacement:
-        """Like `place`, but on replica `name`, where the program already runs."""
+        """Place a demand on the replica `name`, where the program already runs, and add its work to the queue. Returns
+        the placement."""
         self._go_on(demand)
         replica = self._replicas[name]
         n_blocks = next((n for n, _ in self.index.holders(demand.digests, replica.bit)), 0)
         return self._book(demand, [(replica, demand.n_trunk - BLOCK * n_blocks)])
 
     def _rest(self, text: bytes, replica: Replica) -> None:
-        """Record that a text rests, because its branch has ended. If the text continues soon, as conversations and
-        agents do, it comes back to this replica."""
+        """Record that a conversation rests on `replica`, because its branch has ended. text: the digest of its last
+        block. Until it continues or is forgotten, it counts as a part of the replica's work."""
         if text in self._resting:
             self._end_rest(text, 0.0)
         self._resting[text] = replica, self._share
@@ -372,7 +379,8 @@ class Fleet:
             self._end_rest(next(iter(self._resting)), 0.0)
 
     def _go_on(self, demand: Demand) -> None:
-        """If a demand continues a text that rests between two turns, count the longest such text as continued."""
+        """If the demand continues a resting conversation, end its rest, and count it as continued. If several fit, the
+        longest one is taken."""
         resting = self._resting
         for digest in reversed(demand.digests):  # the longest text
             if digest in resting:
@@ -380,13 +388,15 @@ class Fleet:
                 break
 
     def _end_rest(self, text: bytes, went_on: float) -> None:
-        """End the rest of a text. went_on: 1.0 if the text has continued, else 0.0."""
+        """Remove a conversation from the resting ones, and update the share of those that continue. text: the digest of
+        its last block. went_on: 1.0 if the conversation has continued, else 0.0."""
         replica, part = self._resting.pop(text)
         replica.resting = max(0.0, replica.resting - part)  # rounding could make it negative
         self._share += RETURNED * (went_on - self._share)
 
     def _by_work(self, fingerprint: bytes, holders: int) -> Iterator[Replica]:
-        """The replicas in `holders`, the least queued work first."""
+        """Yield the replicas of a set, the least queued work first. fingerprint: identifies their weights. holders: the
+        set, with a bit for each replica."""
         order, by_number = self._order[fingerprint], self._by_number
         if holders.bit_count() ** 2 < FEW * len(order):  # look at each of them
             yield from sorted(self._members(holders), key=_order)
@@ -398,8 +408,9 @@ class Fleet:
     def _book(
         self, demand: Demand, chosen: list[tuple[Replica, int]], source: _Source | None = None
     ) -> ProgramPlacement:
-        """Make the placement of a demand, and add its work to the queues of the chosen replicas, each of which gets a
-        group of neighbouring branches. chosen: pairs (replica, tokens of the trunk that it lacks)."""
+        """Make the placement of a demand on the chosen replicas, and add its work to their queues. The branches are
+        divided, in order, into one group for each replica. chosen: pairs (replica, tokens of the trunk that it lacks).
+        source: a replica from which they may pull the trunk."""
         branches, k, bits = demand.branches, len(chosen), 0
         made = ProgramPlacement()
         made.home = chosen[0][0].name
@@ -427,20 +438,22 @@ class Fleet:
         return made
 
     def pulled(self, wait: float, token: float) -> None:
-        """Learn from a pull: its seconds of waiting, and its seconds of copying per token (0.0: not known)."""
+        """Learn from a pull that has ended. wait: seconds before the first token arrived. token: seconds of copying per
+        token; 0.0: unknown."""
         if self.pull_time is not None:
             old = self.pull_time
             learned = old.token + LEARNED * (token - old.token) if token else old.token
             self.pull_time = PullSeconds(old.wait + LEARNED * (wait - old.wait), learned)
 
     def refused(self) -> None:
-        """Shrink the average of a pull's seconds, because a prefix is computed that could have been pulled."""
+        """Shrink the expected duration of a pull a little. Called when a replica computes a prefix because a pull seems
+        slower; so pulls are tried again some time later."""
         if self.pull_time is not None:
             self.pull_time = PullSeconds(*((1 - FORGOTTEN) * seconds for seconds in self.pull_time))
 
     def computed(self, placement: ProgramPlacement, branch: int, n_prompt: int = 0, n_out: int = 0) -> None:
-        """Record how many tokens a branch has computed. Two calls for each request are enough: at its first token and
-        at its end."""
+        """Remove tokens that a branch has computed from the queued work. n_prompt, n_out: how many tokens since the
+        last call. Two calls for each request are enough: at its first token and at its end."""
         prompt, out = placement.left[branch]
         if (replica := placement.placed[branch]) is not None:
             n_prompt, n_out = min(n_prompt, prompt), min(n_out, out)
@@ -466,8 +479,8 @@ class Fleet:
             replica.machine.n_groups += n
 
     def _add(self, replica: Replica, prompt: int, out: int, rows: int) -> None:
-        """Change a replica's queued work. Of two replicas with equal work, the one that got work the longest time ago
-        comes first."""
+        """Add to a replica's queued work, or subtract if the numbers are negative, and update its place in the sorted
+        list. Of two replicas with equal work, the list has the one first that has not got work for longer."""
         replica.prompt += prompt
         replica.out += out
         if (machine := replica.machine) is not None:

@@ -4,11 +4,12 @@
     scaler.started(seconds=20.0)                     # what the last start took
     change = scaler.decide(now, FleetLoad(n_ready, n_coming, queued_seconds, n_done, n_missed))
 
-The unit of time is the duration of a start, as in the ski-rental problem. A replica is added after programs have waited
-as long as a start takes, and removed after it was useless for RUN times as long. So starts take at most 1 / (1 + RUN)
-of an engine's life, whatever the load does. A removal may be a mistake, since a short queue does not tell how busy the
-replicas are. If a removal has to be undone soon, the time before the next removal doubles, up to a factor of MOST.
-"""
+The unit of time is the duration of a replica's start, as in the ski-rental problem. A replica is added after programs
+have waited for one such duration. A replica is removed after the fleet could have done without it for RUN such
+durations. So an engine spends at most 1 / (1 + RUN) of its life starting, whatever the load does.
+
+A removal may be a mistake, since a short queue does not tell how busy the replicas are. If a replica has to be added
+again soon, the time before the next removal doubles, up to a factor of MOST."""
 
 from __future__ import annotations
 
@@ -31,9 +32,11 @@ LEAST_START = 2.0
 
 
 class FleetLoad(NamedTuple):
-    """The load of a fleet. n_ready: replicas that take programs. n_coming: replicas that are starting. queued_seconds:
-    seconds of work that is queued or under way, over all replicas. n_done: requests and programs with a service level
-    that have ended. n_missed: how many of these missed it. Both are counted since the start of the server."""
+    """The load of a fleet.
+
+    n_ready: replicas that take programs. n_coming: replicas that are starting. queued_seconds: seconds of work that is
+    queued or under way, summed over all replicas. n_done: how many requests and programs with a service level have
+    ended since the server started. n_missed: how many of these missed their service level."""
 
     n_ready: int
     n_coming: int
@@ -43,7 +46,7 @@ class FleetLoad(NamedTuple):
 
 
 class LoadScaler:
-    """Decides when to add and to remove a replica. least, most: the least and the most replicas."""
+    """Decides when a fleet gets one more replica and when one is removed. least, most: the limits of their number."""
 
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
@@ -55,7 +58,7 @@ class LoadScaler:
         self._removed, self._is_missed = -1e9, False
 
     def started(self, seconds: float) -> None:
-        """Record that a replica has started, which took `seconds`."""
+        """Record that the start of a replica took `seconds`."""
         self.start_seconds = max(LEAST_START, seconds)
 
     def decide(self, now: float, load: FleetLoad) -> int:
