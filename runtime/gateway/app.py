@@ -23,7 +23,7 @@ from banyan.runtime.gateway.programs import endpoints as programs
 
 
 class Entry(NamedTuple):
-    """A row of the table of routes. is_open: no key is needed."""
+    """A route of the HTTP interface. is_open: whether requests need no API key. shape: the form of its errors."""
 
     method: str
     path: str
@@ -62,7 +62,7 @@ ROUTES = (
 
 
 def make(gateway: Gateway) -> Starlette:
-    """The ASGI application."""
+    """Make the ASGI application with all routes."""
     routes = [
         Route(one.path, Endpoint(gateway, one.handle, one.shape, one.path, is_open=one.is_open), methods=[one.method])
         for one in ROUTES
@@ -77,7 +77,7 @@ def make(gateway: Gateway) -> Starlette:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """Answer a request whose path or method no route has."""
+    """Answer a request that matches no route: with status 404 for an unknown path, 405 for a wrong method."""
     assert isinstance(error, HTTPException)
     text = f"there is no {request.method} {request.url.path[:200]} here"
     failed = HTTPError(error.status_code, text, code="not_found" if error.status_code == 404 else "method_not_allowed")

@@ -24,7 +24,8 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """The body as a Struct. Raises HTTPError."""
+    """Decode a JSON body into a Struct of the type `kind`. HTTPError 400: the body is not JSON, or does not fit the
+    type; the error names the field."""
     try:
         found: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
     except msgspec.ValidationError as e:
@@ -41,8 +42,8 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def ignored(body: msgspec.Struct, names: Sequence[str]) -> dict[str, str]:
-    """A response header that lists the fields of `body` that have no effect. names: all fields without effect; a dot
-    separates a field from its parent."""
+    """The header x-banyan-ignored, which tells the client which fields of `body` have no effect; {}: it sets none of
+    them. names: all fields without effect; a dot separates a field from its parent."""
     given = [name for name in names if _has(body, name.split("."))]
     return {"x-banyan-ignored": ", ".join(given)} if given else {}
 

@@ -1,4 +1,4 @@
-"""uvicorn's protocol, with limits on the size and time of a request's headers."""
+"""Extends uvicorn's HTTP protocol by limits on the headers of a request and on clients that do not read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ WRITE_SECONDS = 300.0
 
 
 class Connection(HttpToolsProtocol):
-    """One connection, which is closed if the client's headers are too long or too slow. A request that arrives before
-    the response to the previous one is complete (pipelining) is dropped, and the connection ends with that response."""
+    """One HTTP connection. It is closed if the headers of a request are too long or arrive too slowly, or if the client
+    does not read what is sent. Pipelining is not supported: a request that arrives before the previous response is
+    complete is dropped, and the connection is closed after that response."""
 
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -90,7 +91,8 @@ class Connection(HttpToolsProtocol):
         self._is_reading_headers = True
 
     def _count(self, n_bytes: int) -> None:
-        """Count n_bytes of headers. Raises if there are too many; the parser answers an exception with status 400."""
+        """Add n_bytes to the size of the request's headers. Raises ValueError if they are too long; uvicorn then
+        answers with status 400."""
         self._n_parsed += n_bytes
         if self._n_parsed > MAX_HEADERS:
             raise ValueError("the headers are too long")
@@ -112,16 +114,18 @@ class Connection(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self._check_reader, self._n_unread())
 
     def _check_reader(self, n_before: int) -> None:
-        """Close the connection if the client has read nothing since the last check, when n_before bytes were unread.
-        While writing is paused, nothing is added, so fewer unread bytes mean that the client has read."""
+        """Close the connection if the client has read nothing since the last check, at which n_before bytes were
+        unread. Called only while writing is paused: no bytes are added meanwhile, so fewer unread bytes mean that the
+        client has read some."""
         if self._n_unread() < n_before:
             self._wait_for_reader()
         else:
             self.transport.abort()
 
     def _n_unread(self) -> int:
-        """The bytes that wait for the client, here and in the kernel. Both are counted, because the kernel takes new
-        bytes only in large steps, however steadily the client reads."""
+        """The number of bytes that the client has not received yet: those in the transport's buffer and those in the
+        kernel's send buffer. The transport's buffer alone is not enough, because it shrinks only in large steps, even
+        if the client reads steadily."""
         number = self.transport.get_extra_info("socket").fileno()
         in_kernel = fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4))
         return self.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
@@ -132,7 +136,7 @@ class Connection(HttpToolsProtocol):
 
 
 def settings() -> dict[str, Any]:
-    """Options of uvicorn that do not depend on the user's options."""
+    """The options for uvicorn that are the same in every configuration."""
     return {
         "http": Connection, "ws": "none", "loop": "asyncio", "lifespan": "off", "log_config": None,
         "access_log": False, "log_level": "error", "server_header": False, "backlog": 2048, "timeout_keep_alive": 75,

@@ -27,7 +27,7 @@ Shape = Literal["openai", "anthropic"]
 
 
 class Reply(NamedTuple):
-    """A whole response."""
+    """A response whose body is known as a whole."""
 
     body: bytes
     status: int = 200
@@ -37,8 +37,9 @@ class Reply(NamedTuple):
 
 
 class EventReply(NamedTuple):
-    """A stream of server-sent events. events: each item is the bytes of one or more events; the generator is always
-    closed in the end. failed: returns the bytes that report an error in the middle of the stream."""
+    """A response that is a stream of server-sent events. events: yields the bytes of one or more events at a time; it
+    is always closed in the end. failed: returns the bytes that tell the client about an error in the middle of the
+    stream."""
 
     events: AsyncGenerator[bytes, None]
     failed: Callable[[HTTPError], bytes]
@@ -47,8 +48,9 @@ class EventReply(NamedTuple):
 
 
 class HTTPRequest(NamedTuple):
-    """A request, as a handler gets it. tenant: who sent it; "" without keys. client: the tenant's connection to the
-    server. headers: by their names in lower case. path: the parts of the path that are parameters of the route."""
+    """A request, as a handler gets it. tenant: who sent it; "": the server needs no keys. client: the tenant's
+    connection to the server. headers: their names are in lower case. path: the values of the route's path
+    parameters."""
 
     gateway: Gateway
     tenant: str
@@ -63,12 +65,12 @@ Handler = Callable[[HTTPRequest], Awaitable[Reply | EventReply]]
 
 
 def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    """`value`, a Struct or plain data, as JSON."""
+    """A response whose body is `value`, a Struct or plain data, as JSON."""
     return Reply(msgspec.json.encode(value), status, headers=headers or {})
 
 
 def event(value: Any, name: str = "") -> bytes:
-    """One server-sent event with `value` as JSON."""
+    """The bytes of one server-sent event with `value` as JSON. name: the event's type; "": none."""
     head = b"event: " + name.encode() + b"\n" if name else b""
     return head + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
@@ -81,7 +83,8 @@ class Endpoint:
     """The ASGI application of one route."""
 
     def __init__(self, gateway: Gateway, handle: Handler, shape: Shape, path: str, *, is_open: bool) -> None:
-        """is_open: no key is needed."""
+        """handle: answers the requests. shape: the form of errors. path: the route's path, for the counters. is_open:
+        whether requests need no API key."""
         self._gateway, self._handle, self._shape, self._path, self._is_open = gateway, handle, shape, path, is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,7 +128,8 @@ class Endpoint:
 
 
 async def _read_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-    """Read the body of a request. HTTPError: it is too long or comes too slowly."""
+    """Read the whole body of a request. HTTPError: it is too long, or does not arrive in time. _HungUp: the client has
+    disconnected."""
     too_long = HTTPError(413, f"the body has more than {MAX_BODY} bytes", code="request_too_large")
     if int(headers.get(b"content-length", b"0")) > MAX_BODY:
         raise too_long
@@ -148,7 +152,7 @@ async def _read_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
 
 
 async def _hang_up(receive: Receive, response: _Response, work: asyncio.Task[Any] | None) -> None:
-    """Wait until the client is gone, and then cancel the work."""
+    """Wait until the client disconnects, then cancel `work`, the task that answers its request."""
     while (await receive())["type"] != "http.disconnect":
         pass
     response.is_hung_up = True
@@ -157,7 +161,7 @@ async def _hang_up(receive: Receive, response: _Response, work: asyncio.Task[Any
 
 
 class _Response:
-    """The response to one request. status: its HTTP status; 0 before the headers are sent."""
+    """Sends the response to one request. status: its HTTP status; 0: no headers have been sent yet."""
 
     def __init__(self, send: Send, shape: Shape) -> None:
         self._send, self._shape = send, shape
@@ -170,8 +174,8 @@ class _Response:
         await self._body(reply.body, more=False)
 
     async def stream(self, reply: EventReply) -> None:
-        """Send a stream. The headers are sent when the first events exist, so that an earlier error can have its own
-        status."""
+        """Send a stream. The headers wait for the first events: an error before these can still be sent with its own
+        HTTP status."""
         try:
             first = await anext(reply.events, b"")
             await self._begin(200, reply.kind, {"cache-control": "no-cache", **reply.headers})

@@ -47,8 +47,8 @@ again after any status from 500 on, so a request that kills engines gets 400."""
 
 
 class HTTPError(Exception):
-    """The error that a client gets in place of a response. param: the name of the invalid field of the body, if there
-    is one. details: the field `details` of Anthropic's error object."""
+    """An error that is sent to the client in place of a response. param: the name of the invalid field of the body, if
+    there is one. details: the field `details` of Anthropic's error object."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class HTTPError(Exception):
         self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
 
     def openai(self) -> dict[str, Any]:
-        """The body as OpenAI writes it."""
+        """The JSON body of the error in the form of OpenAI's API."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
-        """The body as Anthropic writes it."""
+        """The JSON body of the error in the form of Anthropic's API."""
         kind = ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         message = f"{self.param}: {self.message}" if self.param else self.message
         error = {"type": kind, "message": message}
@@ -77,7 +77,7 @@ class HTTPError(Exception):
 
 
 def http_error(error: BanyanError) -> HTTPError:
-    """The response for an error of the runtime."""
+    """Convert an error of the runtime into the HTTPError for the client, with the status that fits its class."""
     status = next((status for status, classes in _STATUSES.items() if isinstance(error, classes)), 500)
     code = "context_length_exceeded" if isinstance(error, PromptTooLong) else error.code
     kind = "rate_limit_error" if status == 429 else ""

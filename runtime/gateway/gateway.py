@@ -37,8 +37,9 @@ class Gateway:
         isolates_users: bool = False,
         cors: str = "",
     ) -> None:
-        """client: the gateway's own connection to the server; connections of tenants are made when they are needed.
-        isolates_users, cors: see HTTPConfig."""
+        """client: the gateway's own connection to the server. (The connections of tenants are made when they are
+        needed.) loop: the event loop that runs the handlers. isolates_users: whether end users of a tenant share no KV.
+        cors: the origins whose pages may call this server, separated by commas."""
         self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
         self.origins = [origin.strip() for origin in cors.split(",") if origin.strip()]
         self._connecting = asyncio.Lock()
@@ -51,15 +52,16 @@ class Gateway:
         self._metrics, self._counting = ServerMetrics(), asyncio.Lock()
 
     def identify(self, headers: Mapping[bytes, bytes]) -> str:
-        """The tenant that makes a request. Raises HTTPError."""
+        """Return the tenant that makes a request with these headers; "": the server needs no keys. HTTPError: the key
+        is missing or wrong, or a page of another site sends the request."""
         tenant = self._keys.identify(headers)
         if not tenant:
             check_site(headers, self.origins)
         return tenant
 
     async def client(self, tenant: str = "") -> Client:
-        """Return the connection of a tenant; for "", the gateway's own, which may ask for the data of all tenants.
-        Raises BanyanError."""
+        """Return the connection of a tenant to the server. tenant "": the gateway's own connection, which may ask for
+        the data of all tenants. Raises BanyanError if it cannot connect."""
         client = self._clients.get(tenant)
         if client is None or client.lost is not None:
             async with self._connecting:  # for a second request that waited, `connect` returns the first one's client
@@ -69,7 +71,7 @@ class Gateway:
         return client
 
     async def counters(self) -> tuple[Family, ...]:
-        """The counters of the server. Raises BanyanError."""
+        """Ask the server for its counters. Raises BanyanError if the server does not answer."""
         async with self._counting:  # so that answers are taken in their order
             client = await self.client()
             self._metrics.update(await asyncio.to_thread(client.ask, "stats"))

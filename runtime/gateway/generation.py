@@ -20,7 +20,7 @@ from banyan.runtime.protocol.roles import ASSISTANT
 
 
 def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
-    """The markers of the model's chat template. HTTPError: the model has none."""
+    """Return the markers of the model's chat template. HTTPError: the model has no chat template."""
     if (chat := request.client.welcome.chat) is None:
         text = f"{request.gateway.model} has no chat template; use /v1/completions"
         raise HTTPError(400, text, param="messages")
@@ -28,8 +28,8 @@ def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
 
 
 def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
-    """The mark that ends the reasoning, if the output begins inside the reasoning; else "". begun: the client's
-    unfinished turn that the output continues; None: the output begins a new turn."""
+    """The mark that ends the reasoning, if the output will begin inside the reasoning; else "". begun: the unfinished
+    turn of the assistant that the output continues; None: the output begins a new turn."""
     marks, opened = chat.reasoning, chat.roles.get(ASSISTANT, ("", ""))[0]
     if begun is not None:  # if text follows the start mark, the output counts as the answer, as on the server
         opened += "".join(part for part in contents(begun.content, "") if isinstance(part, str))
@@ -37,7 +37,9 @@ def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
 
 
 def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: bool | None) -> wire.Tools | None:
-    """The tools of a gen; None: it has none. Raises HTTPError."""
+    """Convert the request's tools into the tools of a gen; None: the model may call none. choice: the request's
+    `tool_choice`. parallel: whether a turn may have several calls; None: the default, yes. HTTPError: they are
+    invalid."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise HTTPError(400, "tool_choice needs tools", param="tool_choice")
@@ -76,8 +78,8 @@ def _spec(tool: ToolSpec, k: int) -> str:
 
 
 def template_kwargs(chat: wire.ChatMarkers, given: dict[str, Any] | None, effort: str | None) -> str:
-    """The variables for the chat template: those that the request gives, and the effort of the reasoning if the
-    template reads it. "": none. Raises HTTPError."""
+    """Encode the variables for the chat template as JSON; "": there are none. given: the request's own variables.
+    effort: the effort of the reasoning, added if the template reads it. HTTPError: they are too long."""
     found = {"reasoning_effort": effort} if effort is not None and chat.reads_effort else {}
     found |= given or {}
     text = msgspec.json.encode(found).decode() if found else ""
@@ -88,8 +90,8 @@ def template_kwargs(chat: wire.ChatMarkers, given: dict[str, Any] | None, effort
 
 
 def check_copies(gen: wire.Gen, n: int) -> None:
-    """Check that the messages for `n` outputs of `gen`, each with a copy of its options, take no more bytes than a body
-    may. HTTPError: they take more."""
+    """Limit the size of a request for `n` outputs: each output needs a copy of the options in `gen`. HTTPError: the
+    copies together take more bytes than a body may."""
     if n == 1:
         return
     try:
@@ -102,8 +104,8 @@ def check_copies(gen: wire.Gen, n: int) -> None:
 
 
 def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
-    """The ops for `n` outputs of `gen`, whose values get the refs from `gen.ref` on. If n > 1, each output has a forked
-    state (numbered from `child` on), so that all of them can stream."""
+    """Make the ops for `n` outputs of `gen`. The refs of their values are gen.ref, gen.ref + 1, ... If n > 1, each
+    output gets a forked state of its own, numbered from `child`, so that all of them can stream."""
     if n == 1:
         return [gen]
     children = tuple(range(child, child + n))
@@ -120,8 +122,9 @@ def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
 def limits_of(
     request: HTTPRequest, priority: int | None, salt: str | None, *users: str | None
 ) -> wire.ProgramLimits | None:
-    """The limits of a program. salt: the salt that the client gave, if any. users: the request's fields about its end
-    user; if users are isolated, the first one that is set becomes part of the salt."""
+    """The limits of a program; None: it has none. priority, salt: the request's `priority` and `cache_salt`. users: the
+    request's fields about its end user; if the server isolates users, the first one that is set becomes part of the
+    salt. HTTPError: the salt is too long."""
     if len(salt or "") > MAX_NAME:
         raise HTTPError(400, f"cache_salt has more than {MAX_NAME} characters", param="cache_salt")
     if request.gateway.isolates_users:

@@ -23,12 +23,12 @@ _STARTED = int(time.time())
 
 
 async def health(request: HTTPRequest) -> Reply:
-    """Answers 200 as long as the server runs."""
+    """Answers with status 200 as long as the server runs."""
     return json_reply({"status": "ok"})
 
 
 def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
-    """The description of a model, with the fields that OpenAI's and Anthropic's clients read. name: the name of the
+    """The JSON description of a model, with the fields of both OpenAI's and Anthropic's API. name: the name of the
     model or of an adapter."""
     base, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
     openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
@@ -46,14 +46,15 @@ async def models(request: HTTPRequest) -> Reply:
 
 
 async def model(request: HTTPRequest) -> Reply:
-    """Describes the model or an adapter, by its name."""
+    """Describes the model or adapter that the path names. HTTPError: there is none of that name."""
     adapter = await adapter_of(request, request.path["model"])
     return json_reply(_described(request, adapter or request.gateway.model))
 
 
 async def adapter_of(request: HTTPRequest, name: str) -> str:
-    """The adapter that a request names as its model, as NAME or MODEL:NAME; "": the model itself. HTTPError: the server
-    has neither a model nor an adapter of that name."""
+    """The name of the adapter for a request whose field `model` is `name`: an adapter is given as ADAPTER or
+    MODEL:ADAPTER. Returns "" for the model itself. HTTPError: the server has neither a model nor an adapter of that
+    name."""
     base = request.gateway.model
     if name == base:
         return ""
@@ -75,7 +76,7 @@ async def _adapters(request: HTTPRequest) -> list[str]:
 
 
 async def tokenize(request: HTTPRequest) -> Reply:
-    """The token ids of a text, or of a conversation, as the model gets them."""
+    """Tokenizes a prompt or a conversation. The response has the token ids, exactly as the model would get them."""
     body = decode(request.body, TokenizeRequest)
     if body.model is not None:
         await adapter_of(request, body.model)
@@ -96,8 +97,9 @@ async def tokenize(request: HTTPRequest) -> Reply:
 
 
 async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "") -> wire.Value:
-    """The text and tokens of a prompt. kwargs: wire.Gen.chat_template_kwargs. Only a gen can pass them to the template,
-    so with kwargs the server runs a gen without output, which computes the prompt."""
+    """Have the server tokenize a prompt. Returns its text and tokens. kwargs: variables for the chat template
+    (wire.Gen.chat_template_kwargs). Only a gen can carry these variables, so with kwargs the server runs a gen of 0
+    tokens, which computes the KV of the prompt."""
     gens = (wire.Gen(0, 1, wire.Sampling(max_tokens=0), chat_template_kwargs=kwargs),) if kwargs else ()
     ops = (wire.Append(0, parts), *gens, wire.Read(0, 0, tokens=True))
     async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="tokenize") as call:
@@ -107,8 +109,10 @@ async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str 
 async def count_tokens(
     request: HTTPRequest, parts: tuple[wire.Part, ...], tools: wire.Tools | None, kwargs: str = ""
 ) -> int:
-    """How many tokens a prompt has. With tools or kwargs (wire.Gen.chat_template_kwargs), the server computes the
-    prompt in order to count its tokens; the next request then finds it in the cache."""
+    """Return how many tokens a prompt has. kwargs: variables for the chat template (wire.Gen.chat_template_kwargs).
+
+    With tools or kwargs, the server runs a gen of 0 tokens to count them. This computes the KV of the prompt, which a
+    later request with the same prompt finds in the cache."""
     if tools is None and not kwargs:
         tokens = (await _read(request, parts)).tokens
         return len(tokens.ids) // 4 if tokens is not None else 0

@@ -18,10 +18,11 @@ MIN_KEY, MAX_KEY = 16, 4096
 
 
 class Keys:
-    """The keys of a file with lines NAME:KEY; a name may have several keys. Only digests of the keys are kept."""
+    """The API keys of a file. Each of its lines is NAME:KEY, and a name may have several keys. Only digests of the keys
+    are kept in memory."""
 
     def __init__(self, names: Mapping[bytes, str] | None = None) -> None:
-        """names: digest of a key -> the name on its line."""
+        """names: maps the digest of a key to the name on the key's line."""
         self._names = names or {}
 
     @classmethod
@@ -46,8 +47,8 @@ class Keys:
         return cls(names)
 
     def identify(self, headers: Mapping[bytes, bytes]) -> str:
-        """The tenant that makes a request with these headers; "": no keys are needed. HTTPError: the key is missing or
-        wrong."""
+        """Return the tenant whose API key is in the headers; "": the server needs no keys. HTTPError: the key is
+        missing or wrong."""
         if not self._names:
             return ""
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")

@@ -26,7 +26,7 @@ class Mailbox:
         self._is_woken = False
 
     def post(self, call: Callable[[], None]) -> None:
-        """Run `call` on the event loop, in the order of posts. Does not block."""
+        """Have the event loop run `call`, in the order of the posts. May be called on any thread; does not block."""
         self._calls.append(call)
         if not self._is_woken:
             self._is_woken = True
@@ -39,19 +39,19 @@ class Mailbox:
 
 
 class Arrival(NamedTuple):
-    """News of value `ref`: a piece of its text or, at the end, the whole value."""
+    """What has arrived for the value `ref`: a piece of its text or, at the end, the whole value."""
 
     ref: int
     item: wire.Delta | wire.Value
 
 
 class ModelCall:
-    """Runs ops as a program, and collects the values of the given refs. The end of the `async with` block calls
-    `cancel`."""
+    """Sends ops of a program to the server, and collects the values that they make. Use it in an `async with` block:
+    the end of the block calls `cancel`."""
 
     def __init__(self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None) -> None:
-        """state: if other calls use the same program, the state that `cancel` drops; None: `cancel` ends the
-        program."""
+        """state: the state that this call uses, if other calls use the same program; `cancel` then drops only this
+        state. None: the program belongs to this call, and `cancel` ends it."""
         self.keeps_state = False
         """Whether later calls continue the state, so that it is not dropped."""
         self._mailbox, self._program, self._state = mailbox, program, state
@@ -74,7 +74,8 @@ class ModelCall:
         limits: wire.ProgramLimits | None = None,
         last: bool = True,
     ) -> Self:
-        """Send a program. stream: whether its gens stream. last: whether no more ops follow. Raises HTTPError."""
+        """Send a program, and return its call. refs: the refs of the values to wait for. stream: whether its gens
+        stream. last: whether no more ops follow. HTTPError: the program cannot be sent."""
         try:
             program = client.program(name)
             call = cls(mailbox, program)
@@ -88,7 +89,8 @@ class ModelCall:
         return call
 
     def submit(self, ops: Sequence[wire.Op], refs: Collection[int], *, stream: bool, last: bool) -> None:
-        """Add ops to the program, and await the values `refs` too."""
+        """Add ops to the program. refs: the refs of further values to wait for. stream: whether their text arrives in
+        pieces. last: whether no more ops follow."""
         self.n_open += len(refs)
         for ref in refs:
             if stream:
@@ -103,8 +105,10 @@ class ModelCall:
         self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the program if values are missing; or, if `state` was given, drop that state unless `keeps_state`.
-        Idempotent."""
+        """Stop what is not needed any more. Idempotent.
+
+        If the program belongs to this call, it is cancelled if values are still missing. If other calls share the
+        program, only the call's state is dropped; with `keeps_state`, it is kept."""
         if self._state is None:
             if self.n_open:
                 self._program.cancel()
@@ -113,8 +117,8 @@ class ModelCall:
                 self._program.submit((wire.Drop(self._state),))
 
     async def arrivals(self) -> list[Arrival]:
-        """Wait until something arrives, and return everything that has arrived. [] after the last value. Raises
-        HTTPError."""
+        """Wait until pieces or values arrive, and return all that have arrived; []: all values have been returned.
+        HTTPError: a value failed."""
         while not self._arrived and self._error is None and self.n_open:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -124,7 +128,7 @@ class ModelCall:
         return arrived
 
     async def values(self) -> dict[int, wire.Value]:
-        """All values, by ref. Raises HTTPError."""
+        """Wait for all values, and return them by ref. HTTPError: a value failed."""
         found: dict[int, wire.Value] = {}
         while arrived := await self.arrivals():
             found.update({ref: item for ref, item in arrived if isinstance(item, wire.Value)})

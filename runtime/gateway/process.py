@@ -25,8 +25,8 @@ from banyan.runtime.gateway.keys import Keys
 
 
 def main(argv: list[str]) -> int:
-    """Run the process. Returns its exit code. 0: it was asked to end, or the parent is gone. 1: it could not start; the
-    reason goes to the ready pipe."""
+    """Run the HTTP process until it ends, and return its exit code. 0: it was asked to end, or its parent is gone. 1:
+    it could not start; the error goes to the ready pipe."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.gateway")
     parser.add_argument("--config", required=True, help="an HTTPConfig as JSON")
     parser.add_argument("--ready-fd", type=int, required=True, help="file descriptor for one line of JSON")
@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
 
 
 def _listen(config: HTTPConfig) -> socket.socket:
-    """Open the listening socket. ConfigError: the address is not available, or others could connect there without a
-    key."""
+    """Bind the listening socket. ConfigError: the address is not available, or other machines could connect to it
+    although no API keys are set."""
     host, port = address(config.address)
     try:
         (family, *_, where), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -66,7 +66,8 @@ def _listen(config: HTTPConfig) -> socket.socket:
 
 
 def _token(config: HTTPConfig) -> str:
-    """An operator's token for the server; "": the token in the environment is used. ConfigError: the file has none."""
+    """The operator's token with which the HTTP process connects to the server, from the configured file. "": no file is
+    configured, so `connect` takes the token from the environment. ConfigError: the file has no operator's token."""
     if not config.token_file:
         return ""
     text = read_private(Path(config.token_file), "token_file")

@@ -15,7 +15,8 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.IGNORECASE)
 
 
 class PromptWriter:
-    """Turns messages into parts. Tool calls are numbered from 0, as chat templates require."""
+    """Turns the messages of one conversation into prompt parts. Tool calls get new ids, nine-digit numbers from 0 on,
+    because Mistral's chat templates require this form."""
 
     def __init__(self, chat: wire.ChatMarkers) -> None:
         self._chat = chat
@@ -24,14 +25,15 @@ class PromptWriter:
         self._n_calls = 0
 
     def copy(self) -> PromptWriter:
-        """A writer for another continuation of the same conversation."""
+        """A copy of this writer, with the tool calls recorded so far, for another continuation of the conversation."""
         copy = PromptWriter(self._chat)
         copy._calls, copy._n_calls = dict(self._calls), self._n_calls
         return copy
 
     def parts(self, turns: Sequence[ChatTurn], *, leaves_open: bool = False) -> tuple[wire.Part, ...]:
-        """The parts of all turns, each with its begin and end. leaves_open: the last turn, of the assistant, is left
-        open, because the output continues it. Raises HTTPError."""
+        """The prompt parts of these turns, including the begin and end of each turn. leaves_open: the last turn gets no
+        end, because the output continues it. HTTPError: a turn is invalid, such as the result of an unknown tool
+        call."""
         found: list[wire.Part] = []
         for k, turn in enumerate(turns):
             where = f"messages[{k}]"
@@ -45,7 +47,8 @@ class PromptWriter:
         return tuple(found)
 
     def know(self, name: str, call_id: str) -> wire.WireToolCall:
-        """Record a call that the model made, which later turns may answer."""
+        """Record a tool call that the model made, so that a later turn can give its result. Returns the call with its
+        new id. call_id: the client's id of the call."""
         call = self._calls[call_id] = wire.WireToolCall(f"{self._n_calls:09d}", name)
         self._n_calls += 1
         return call
@@ -72,7 +75,7 @@ class PromptWriter:
 
 
 def contents(content: str | list[ContentPart] | None, where: str) -> list[wire.Part]:
-    """The parts of one message's content. where: its place in the body, for errors."""
+    """The prompt parts of one message's content. where: the path of the content in the body, for errors."""
     if content is None or isinstance(content, str):
         return [content] if content else []
     found: list[wire.Part] = []
@@ -85,7 +88,8 @@ def contents(content: str | list[ContentPart] | None, where: str) -> list[wire.P
 
 
 def image(url: str, where: str) -> wire.Image:
-    """The image in a data URL. The server fetches no images from other URLs."""
+    """Decode the image in a data URL. HTTPError: it is another kind of URL, which the server never fetches, or is not
+    valid base64."""
     if (match := _DATA_URL.match(url)) is None:
         raise HTTPError(400, "an image must be a data URL, such as data:image/png;base64,...", param=where)
     try:

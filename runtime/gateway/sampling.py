@@ -19,8 +19,8 @@ _AS_THEY_ARE = (
 
 
 def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) -> wire.Sampling:
-    """The parameters of `body`; those that it does not give come from `defaults`. max_tokens: used if the body gives
-    none."""
+    """The sampling parameters for a request: those that `body` sets, and `defaults` for the others. max_tokens: used if
+    `body` does not set it. HTTPError: a parameter is invalid."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
     if given.get("top_k") == 0:
         given["top_k"] = -1
@@ -36,7 +36,7 @@ def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) 
 
 
 def overridden(defaults: wire.Sampling, **given: Any) -> wire.Sampling:
-    """The parameters in `defaults`, each replaced by the one in `given` if that is not None."""
+    """A copy of `defaults` with the parameters in `given`. A parameter that is None keeps its default."""
     return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -48,7 +48,8 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 
 
 def strings_of(given: str | list[str] | None, name: str) -> tuple[str, ...]:
-    """The stop strings of field `name`. Raises HTTPError."""
+    """Convert a field such as `stop`, a string or a list, to a tuple of strings. name: the field's name, for errors.
+    HTTPError: there are too many strings, or one is empty or too long."""
     found = (given,) if isinstance(given, str) else tuple(given or ())
     if len(found) > MAX_STOPS or any(not 0 < len(one) <= MAX_STOP for one in found):
         text = f"{name} has at most {MAX_STOPS} strings of 1 to {MAX_STOP} characters"
@@ -57,8 +58,8 @@ def strings_of(given: str | list[str] | None, name: str) -> tuple[str, ...]:
 
 
 def schema_constraint(form: TextFormat | JSONFormat | SchemaFormat | None, after: str) -> wire.ConstraintSpec | None:
-    """The constraint that the output is JSON that fits the schema of `form`; None: `form` asks for text. after: as for
-    `constraint_of`."""
+    """The constraint for the response format `form`: JSON that fits its schema, or any JSON object. None: the format is
+    plain text. after: the mark after which the constraint holds; "": from the start."""
     if form is None or isinstance(form, TextFormat):
         return None
     schema = {"type": "object"} if isinstance(form, JSONFormat) else form.json_schema.schema
@@ -68,8 +69,9 @@ def schema_constraint(form: TextFormat | JSONFormat | SchemaFormat | None, after
 def constraint_of(
     body: SamplingFields, form: TextFormat | JSONFormat | SchemaFormat | None = None, after: str = ""
 ) -> wire.ConstraintSpec | None:
-    """The constraint on the output, if there is one. after: the mark that ends the reasoning, if the output begins with
-    reasoning."""
+    """The constraint on the output; None: there is none. It comes from the response format `form`, or from one of the
+    fields regex, grammar and choices. after: the mark that ends the reasoning, after which the constraint holds; "":
+    the output has no reasoning. HTTPError: the request has several constraints."""
     found: dict[str, wire.ConstraintSpec] = {}
     triggers = (after,) if after else ()
     if (schema := schema_constraint(form, after)) is not None:

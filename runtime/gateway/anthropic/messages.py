@@ -31,7 +31,7 @@ from banyan.runtime.protocol.roles import ASSISTANT
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
-    """Create a message, whole or as a stream."""
+    """Creates a message, and answers with it whole or as a stream."""
     body = decode(request.body, MessageRequest)
     adapter = await adapter_of(request, body.model)
     if body.thread is not None:  # this code tells Anthropic's tool runner to go on without `thread`
@@ -52,7 +52,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
 
 
 async def count(request: HTTPRequest) -> Reply:
-    """Count the tokens of a message's prompt."""
+    """Answers with the number of tokens in the prompt of a message request."""
     body = decode(request.body, CountRequest)
     await adapter_of(request, body.model)
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
@@ -63,23 +63,24 @@ async def count(request: HTTPRequest) -> Reply:
 
 
 def _switched(chat: wire.ChatMarkers, body: CountRequest) -> str:
-    """The variables for the chat template (wire.Gen.chat_template_kwargs) that turn the reasoning on or off, as
-    `thinking` says; "" if the template has no switch, or `thinking` leaves the choice to the model."""
+    """The chat template's variables that turn the reasoning on or off, as the field `thinking` says, in JSON
+    (wire.Gen.chat_template_kwargs). "": the template has no such switch, or `thinking` leaves the choice to the
+    model."""
     if not chat.thinking_switch or not isinstance(body.thinking, ThinkingOn | ThinkingOff):
         return ""
     return template_kwargs(chat, {chat.thinking_switch: isinstance(body.thinking, ThinkingOn)}, None)
 
 
 def _prompt(request: HTTPRequest, turns: Sequence[ChatTurn]) -> tuple[wire.Part, ...]:
-    """The conversation up to the place where the output begins: a new turn, or the end of a turn that the client
-    began."""
+    """The prompt parts of the conversation, up to where the output begins. If the client has begun the assistant's
+    turn, the output continues it; otherwise it begins a new turn."""
     goes_on = _begun(turns) is not None
     parts = PromptWriter(chat_markers(request)).parts(turns, leaves_open=goes_on)
     return parts if goes_on else (*parts, wire.BeginTurn(ASSISTANT))
 
 
 def _begun(turns: Sequence[ChatTurn]) -> ChatTurn | None:
-    """The last turn, if it is an assistant's without tool calls, which the output then continues; else None."""
+    """The last turn, if the output continues it: it is the assistant's and has no tool calls. Otherwise None."""
     return turns[-1] if turns[-1].role == ASSISTANT and not turns[-1].tool_calls else None
 
 
@@ -112,7 +113,8 @@ def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCal
 
 
 def _pin(call: ModelCall, seconds: float) -> None:
-    """Pin the KV of the conversation, after all of it has been computed."""
+    """Pin the KV of the conversation for `seconds`; 0: do nothing. Called after all values have arrived, so the output
+    is pinned too."""
     if seconds:
         call.submit((wire.CacheHint(0, pin=seconds),), (), stream=False, last=True)
 
@@ -125,7 +127,7 @@ async def _stream(call: ModelCall, writer: MessageWriter, pinned: float) -> Asyn
 
 
 class MessageWriter:
-    """Writes the response, one message, as a whole or as stream events."""
+    """Writes the response to a message request, whole or as server-sent events."""
 
     def __init__(self, model: str, body: MessageRequest) -> None:
         self._shows_thinking = not isinstance(body.thinking, ThinkingOff | None)
@@ -144,7 +146,7 @@ class MessageWriter:
         self._open = ""  # the kind of the open block
 
     def whole(self, value: wire.Value) -> dict[str, Any]:
-        """The message."""
+        """The JSON body of a response that is not streamed."""
         sample = value.samples[0]
         content: list[Any] = []
         if sample.reasoning and self._shows_thinking:
@@ -155,7 +157,7 @@ class MessageWriter:
         return self._message | {"content": content, **self._ending(value), "usage": _usage(value.usage)}
 
     def chunk(self, item: wire.Delta | wire.Value) -> bytes:
-        """The events for a further piece of the message, or for its end."""
+        """The events for `item`: a further piece of the message or, at the end, its whole value."""
         data = b""
         if not self._is_begun:
             self._is_begun = True
@@ -219,7 +221,7 @@ def _use(call: wire.WireToolCall, given: Any) -> dict[str, Any]:
 
 
 def _usage(usage: wire.TokenUsage) -> dict[str, Any]:
-    """The usage as Anthropic counts it: cached prompt tokens are counted separately."""
+    """The usage in the form of Anthropic's API, in which input_tokens does not include cached tokens."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,

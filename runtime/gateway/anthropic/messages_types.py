@@ -1,4 +1,4 @@
-"""The body of POST /v1/messages, as messages of a chat."""
+"""The body of POST /v1/messages, and its conversion to the messages of chat completions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ToolResultBlock(Body, tag="tool_result", tag_field="type"):
 
 
 class ThinkingBlock(Body, tag="thinking", tag_field="type"):
-    """Reasoning of an earlier turn. It is not given to the model again."""
+    """Reasoning of an earlier turn. The model does not get it again."""
 
     thinking: str
     signature: str = ""
@@ -151,7 +151,7 @@ class Metadata(Body):
 
 
 class CountRequest(Body, kw_only=True):
-    """The body of POST /v1/messages/count_tokens: the fields of a request that concern its prompt."""
+    """The body of POST /v1/messages/count_tokens: those fields of a message request that decide its prompt."""
 
     model: str
     messages: Annotated[list[MessageTurn], Meta(min_length=1)]
@@ -166,7 +166,7 @@ class CountRequest(Body, kw_only=True):
 
     @property
     def turns(self) -> list[ChatTurn]:
-        """The conversation as messages of a chat."""
+        """The system prompt and the messages, as messages of chat completions."""
         turns: list[ChatTurn] = []
         if self.system:
             content: Any = self.system if isinstance(self.system, str) else _parts(self.system)
@@ -177,7 +177,7 @@ class CountRequest(Body, kw_only=True):
 
     @property
     def chat_tools(self) -> list[ToolSpec]:
-        """The tools in the form of chat completions."""
+        """The tools in the form of chat completions; []: none."""
         return [
             ToolSpec(function=FunctionSpec(name=one.name, description=one.description, parameters=one.input_schema))
             for one in self.tools or ()
@@ -185,7 +185,7 @@ class CountRequest(Body, kw_only=True):
 
     @property
     def chat_choice(self) -> ToolChoice:
-        """The tool choice in the form of chat completions."""
+        """The tool choice in the form of chat completions; None: the model decides."""
         match self.tool_choice:
             case NamedChoice(name=name):
                 return NamedTool(function=NamedFunction(name=name))
@@ -197,7 +197,7 @@ class CountRequest(Body, kw_only=True):
 
     @property
     def chat_format(self) -> SchemaFormat | None:
-        """The output format in the form of chat completions."""
+        """The output format in the form of chat completions; None: plain text."""
         form = self.output_config.format if self.output_config is not None else None
         return None if form is None else SchemaFormat(json_schema=JSONSchemaFormat(name="output", schema=form.schema))
 
@@ -207,7 +207,8 @@ class CountRequest(Body, kw_only=True):
 
     @property
     def pinned(self) -> float:
-        """Seconds for which the conversation is pinned."""
+        """For how many seconds the KV of the conversation is pinned: the longest `ttl` of its cache_control fields, or
+        0.0."""
         blocks: list[Any] = [one for turn in self.messages if isinstance(turn.content, list) for one in turn.content]
         results = [one.content for one in blocks if isinstance(one, ToolResultBlock) and isinstance(one.content, list)]
         blocks += [one for result in results for one in result]
@@ -248,7 +249,8 @@ def _image(block: ImageBlock) -> ImagePart:
 
 
 def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
-    """Split one message into turns: one for each tool result, then one for everything else, if there is anything."""
+    """Split one message into turns: one for each tool result, then one for all other blocks, if there are any. where:
+    the path of the message in the body, for errors. HTTPError: a block does not fit the message's role."""
     if isinstance(message.content, str):
         return [ChatTurn(role=message.role, content=message.content)]
     turns: list[ChatTurn] = []

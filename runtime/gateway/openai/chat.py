@@ -89,7 +89,8 @@ def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
 
 
 def _goes_on(body: ChatRequest) -> bool:
-    """Whether the output continues the last message."""
+    """Whether the output continues the last message (`continue_final_message`). HTTPError: that message is not the
+    assistant's, or has tool calls."""
     last = body.messages[-1]
     if body.continue_final_message and (last.role != ASSISTANT or last.tool_calls):
         text = "continue_final_message needs a last message of the assistant, without calls"
@@ -98,7 +99,7 @@ def _goes_on(body: ChatRequest) -> bool:
 
 
 class ChatWriter(ChoiceWriter):
-    """Writes one chat completion."""
+    """Writes the response to a chat completion request, whole or as chunks."""
 
     def __init__(self, body: ChatRequest) -> None:
         super().__init__(body, "chatcmpl", "chat.completion", "chat.completion.chunk", b'"delta":{"content":%s}')
@@ -138,7 +139,7 @@ class ChatWriter(ChoiceWriter):
 
 
 def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:
-    """The tool calls of an output, with new ids."""
+    """The tool calls of an output in the form of chat completions, each with a new random id."""
     return [
         {
             "id": f"call_{uuid.uuid4().hex[:24]}",
@@ -150,7 +151,7 @@ def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:
 
 
 def logprobs_of(tokens: tuple[wire.TokenLogprob, ...]) -> dict[str, Any]:
-    """Logprobs in the form of chat completions."""
+    """Convert the logprobs of tokens to the form of chat completions."""
     content = []
     for token in tokens:
         own, *top = (

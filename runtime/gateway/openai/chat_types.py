@@ -38,7 +38,8 @@ ContentPart = TextPart | RefusalPart | ImagePart
 
 
 class CalledFunction(Body):
-    """The function of a call. parsed_arguments: a field that `parse` of the openai package adds, and sends back."""
+    """The function of a tool call. parsed_arguments: has no effect. `parse` of the openai package adds it to its
+    result, and clients send it back."""
 
     name: str
     arguments: str
@@ -46,7 +47,8 @@ class CalledFunction(Body):
 
 
 class ToolCallPart(Body):
-    """A call that the assistant made. index: accepted because some clients send back what a stream gave them."""
+    """A tool call that the assistant made. index: has no effect. Streamed calls have it, and some clients send it
+    back."""
 
     id: str
     function: CalledFunction
@@ -55,8 +57,8 @@ class ToolCallPart(Body):
 
 
 class ChatTurn(Body):
-    """One message of the conversation. reasoning_content, reasoning: the reasoning of an assistant's earlier turn,
-    which is not given to the model again. parsed: a field that `parse` of the openai package adds."""
+    """One message of the conversation. reasoning_content, reasoning: the reasoning of an earlier turn of the assistant,
+    which the model does not get again. parsed: has no effect; `parse` of the openai package adds it."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -204,7 +206,7 @@ IGNORED = (
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """The body of POST /v1/completions. logprobs: how many alternatives are given for each token."""
+    """The body of POST /v1/completions. logprobs: how many alternatives the response lists for each token."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -215,7 +217,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class TokenizeRequest(Body, kw_only=True):
-    """The body of POST /tokenize."""
+    """The body of POST /tokenize: either a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None

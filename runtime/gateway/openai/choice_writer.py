@@ -23,35 +23,35 @@ _encode = msgspec.json.Encoder().encode
 
 
 def check_stream_options(body: SamplingFields) -> None:
-    """Check that stream_options comes only with stream. HTTPError: it does not."""
+    """Check the field `stream_options`. HTTPError: it is set, but the response is not a stream."""
     if body.stream_options is not None and not body.stream:
         raise HTTPError(400, "stream_options needs stream: true", param="stream_options")
 
 
 class TextOffset:
-    """An offset in a text, in characters. A character whose bytes are in several tokens counts with the last of
-    them."""
+    """A position in a text, in characters, that moves on token by token. If several tokens share the bytes of one
+    character, it counts the character at the last of them."""
 
     def __init__(self, n_chars: int = 0) -> None:
         self.n_chars = n_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def move(self, data: bytes) -> None:
-        """Move past these bytes."""
+        """Move past the text of a token. data: its bytes in UTF-8, possibly a part of a character."""
         self.n_chars += len(self._decoder.decode(data))
 
 
 class ShownTokens:
-    """Finds the tokens whose text is part of an output, and leaves out those of a stop string. The engine may generate
-    these in one step with text before them; then they arrive with that text, although the output does not contain
-    theirs."""
+    """Selects the tokens whose text is in the output, for their logprobs. Tokens of a stop string are left out: the
+    text of the output ends before the stop string, but its tokens can arrive together with the tokens before it."""
 
     def __init__(self) -> None:
         self._text, self._end = TextOffset(), 0  # ends of the tokens taken, and of the text
         self._waiting: tuple[wire.TokenLogprob, ...] = ()
 
     def take(self, text: str, tokens: tuple[wire.TokenLogprob, ...]) -> tuple[wire.TokenLogprob, ...]:
-        """Take more text, and the tokens that came with it. Returns those that begin before the end of the text."""
+        """Take a piece of text and the tokens that came with it. Returns the tokens that begin before the end of the
+        text so far; the others wait for more text."""
         tokens, n = self._waiting + tokens, 0
         self._end += len(text)
         while n < len(tokens) and self._text.n_chars < self._end:
@@ -62,22 +62,24 @@ class ShownTokens:
         return tokens[:n]
 
     def rest(self, sample: wire.Sample) -> tuple[wire.TokenLogprob, ...]:
-        """The tokens after the text, such as control tokens; () if they are the tokens of a stop string."""
+        """The tokens that still wait when the output has ended, such as control tokens; (): they belong to a stop
+        string."""
         return () if isinstance(sample.matched, str) else self._waiting
 
 
 def with_text(sample: wire.Sample, tokens: tuple[wire.TokenLogprob, ...]) -> tuple[wire.TokenLogprob, ...]:
-    """Return `tokens`, the tokens of `sample`, without those of the stop string that ended it, if any."""
+    """Return `tokens`, the tokens of `sample`, without those of the stop string that ended the output."""
     shown = ShownTokens()
     return shown.take(sample.text, tokens) + shown.rest(sample)
 
 
 class ChoiceWriter(ABC):
-    """Writes one response, whole or in chunks. The fixed part of chunks is encoded once."""
+    """Base class: writes one response with its choices, whole or as chunks. The part that all chunks share is encoded
+    once."""
 
     def __init__(self, body: SamplingFields, name: str, kind: str, chunk_kind: str, text: bytes) -> None:
-        """name: how the response's id begins. kind, chunk_kind: the field `object` of a whole response and of a chunk.
-        text: the JSON field that holds the output of a choice in a chunk, with %s in place of the text."""
+        """name: the prefix of the response's id. kind, chunk_kind: the value of `object` in a whole response and in a
+        chunk. text: the JSON field for the output in a chunk, such as "text":%s, in which %s stands for the text."""
         self._n = body.n or 1
         self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         number = f"{name}-{uuid.uuid4().hex}"
@@ -94,30 +96,32 @@ class ChoiceWriter(ABC):
 
     @abstractmethod
     def _first(self, index: int) -> bytes:
-        """The event that begins choice `index`."""
+        """The event that begins choice `index`; b"": none is needed."""
 
     @abstractmethod
     def _more(self, index: int, delta: wire.Delta) -> bytes:
-        """The event for more output of choice `index`."""
+        """The event for `delta`, a further piece of choice `index`; b"": none is needed."""
 
     @abstractmethod
     def _last(self, index: int, sample: wire.Sample) -> bytes:
-        """The events for the end of choice `index`."""
+        """The events that end choice `index`, with its finish reason. sample: the whole output."""
 
     @abstractmethod
     def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
-        """The fields of choice `index` in a whole response, except the finish reason."""
+        """The fields for the output of choice `index` in a response that is not streamed."""
 
     def _choice(self, index: int, output: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
         tail = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":' + _encode(finish)
         return b"%s%d%s%s%s%s" % (self._prefix, index, self._field, _encode(output), tail, self._suffix)
 
     def _text(self, index: int, text: str) -> bytes:
-        """Like `_choice`, but faster, for a chunk that has only text, as most chunks do."""
+        """A chunk of choice `index` that has only text. Most chunks do, so the rest of such a chunk is encoded in
+        advance, which makes this faster than `_choice`."""
         return b"%s%d%s%s%s" % (self._prefix, index, self._before, _encode(text), self._after)
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
-        """The events for more of choice `index`."""
+        """The events for a piece of choice `index`, or for its end. item: a piece of text, or at the end the whole
+        value."""
         data = b""
         if index not in self._begun:
             self._begun.add(index)
@@ -128,13 +132,13 @@ class ChoiceWriter(ABC):
         return data + self._last(index, item.samples[0])
 
     def end(self) -> bytes:
-        """The events after the last choice."""
+        """The events that end the stream, after all choices: the usage, if the client asked for it, and [DONE]."""
         if not self._has_usage:
             return DONE
         return event(self._chunk_head | {"choices": [], "usage": usage_of(self._usages, self._n)}) + DONE
 
     def whole(self, values: Mapping[int, wire.Value]) -> dict[str, Any]:
-        """The response with all choices."""
+        """The JSON body of a response that is not streamed. values: the value of each choice, by index."""
         choices = [
             {"index": index, **self._output(index, value), "finish_reason": finish_reason(value.samples[0])}
             for index, value in sorted(values.items())
@@ -144,7 +148,8 @@ class ChoiceWriter(ABC):
 
 
 async def stream(call: ModelCall, writer: ChoiceWriter) -> AsyncGenerator[bytes, None]:
-    """The events of a call. Pieces that arrive together are sent together."""
+    """Yield the events of the response to a call, until all its values have arrived. The events of pieces that arrive
+    together are yielded together. HTTPError: a value failed."""
     async with call:
         while arrived := await call.arrivals():
             # No empty data, as for the prompt of an echo: the response's headers are sent with the first piece.
@@ -175,8 +180,9 @@ def spelled(token: wire.TokenLogprob) -> Iterator[tuple[str, bytes, float]]:
 
 
 def usage_of(usages: Mapping[int, wire.TokenUsage], n: int) -> dict[str, Any]:
-    """The usage of all choices. Every `n` choices share a prompt, which counts once, with the cache hits of the choice
-    that ran first."""
+    """The field `usage` of a response. usages: the usage of each choice, by index. n: the number of choices for each
+    prompt; choices 0 .. n - 1 have the first prompt, and so on. A prompt counts once, with the fewest cached tokens
+    that one of its choices reports, since the other choices find in the cache what the first one computed."""
     prompts: dict[int, tuple[int, int]] = {}
     for index, one in usages.items():
         n_prompt, n_cached = prompts.get(index // n, (one.prompt, one.cached))

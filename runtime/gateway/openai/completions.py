@@ -1,4 +1,4 @@
-"""POST /v1/completions. A prompt is token ids, or text in which control tokens are recognised."""
+"""POST /v1/completions. A prompt is a list of token ids, or a text in which control tokens are recognised."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def _parts(prompt: str | list[int]) -> tuple[wire.Part, ...]:
 
 
 class CompletionWriter(ChoiceWriter):
-    """Writes one completion."""
+    """Writes the response to a completion request, whole or as chunks."""
 
     def __init__(self, body: CompletionRequest, n_choices: int) -> None:
-        """n_choices: the number of outputs. With `echo`, values with refs from this number on are the texts of the
-        prompts, which arrive before the outputs."""
+        """n_choices: the number of outputs; their values have the refs 0 .. n_choices - 1. With `echo`, the values with
+        higher refs are the texts of the prompts, which arrive before the outputs."""
         super().__init__(body, "cmpl", "text_completion", "text_completion", b'"text":%s')
         self._n_choices = n_choices
         self._prompts: dict[int, str] = {}
@@ -154,8 +154,8 @@ class CompletionWriter(ChoiceWriter):
         return {"text": prompt + sample.text, "logprobs": self._logprobs(tokens, start)}
 
     def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: TextOffset) -> dict[str, Any] | None:
-        """Logprobs in the form of completions. offset: the offset of the first token in the text. It is moved past the
-        last token."""
+        """The logprobs of `tokens` in the form of completions; None: the client did not ask for them. offset: the
+        position of the first token in the text; it is moved past the last token."""
         if not self._has_logprobs:
             return None
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

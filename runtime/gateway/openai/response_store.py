@@ -1,4 +1,4 @@
-"""Keeps responses that later requests may retrieve or continue."""
+"""Keeps responses in memory, so that later requests can retrieve or continue them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ tenant's stored responses may take."""
 
 @dataclass
 class Conversation:
-    """A program that later responses can continue. client: the connection to which the program belongs. states, refs:
-    count the numbers for new states and values. n_bytes: the size of its turns, which the server keeps too."""
+    """A program on the server that later responses can continue. client: the connection that the program uses. states,
+    refs: counters that give the next free numbers of states and values. n_bytes: the size of the turns so far, which
+    the server keeps too."""
 
     client: Client
     program: ProgramHandle
@@ -39,13 +40,13 @@ class Conversation:
     n_bytes: int = 0
 
     def hold(self, turns: Sequence[ChatTurn]) -> None:
-        """Add turns that are sent to the server, or that the model wrote, to n_bytes."""
+        """Add the size of `turns` to n_bytes. Called for turns that are sent to the server, or that the model wrote."""
         self.n_bytes += len(msgspec.json.encode(turns))
 
 
 class StoredResponse:
-    """A response that may be retrieved or continued. turns: the conversation, including the response's output. n_bytes:
-    the size of the payload."""
+    """A response that later requests may retrieve or continue. payload: the response as JSON data. turns: the
+    conversation so far, including this response's output. n_bytes: the size of the payload."""
 
     def __init__(self, tenant: str, payload: dict[str, Any], turns: list[ChatTurn], instructions: str | None) -> None:
         self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
@@ -61,8 +62,8 @@ class StoredResponse:
         """The task of a response in the background."""
 
     def drop(self) -> None:
-        """End the response's task, and have the server drop its state. Called when no later request can name the
-        response."""
+        """Stop the response if it still runs in the background, and have the server drop its state. Called when the
+        response leaves the store."""
         if self.task is not None:
             self.task.cancel()
         if self.conversation is not None:
@@ -71,16 +72,16 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The responses that are kept. When the last response of a conversation is dropped, the conversation is dropped
-    too."""
+    """The responses that later requests may retrieve or continue, of all tenants. A conversation ends when its last
+    response is dropped."""
 
     def __init__(self) -> None:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def put(self, stored: StoredResponse) -> None:
-        """Keep a response. Drops the least recently used responses: of all tenants, while there are more than
-        MAX_STORED; of this tenant, while it has too many conversations, or its conversations or payloads have too many
-        bytes (see SHARE)."""
+        """Store a response, and drop the least recently used ones as far as a limit requires. All tenants together may
+        have MAX_STORED responses. The conversations and bytes of one tenant are limited to SHARE of the server's limits
+        for a client."""
         self._stored[stored.payload["id"]] = stored
         while len(self._stored) > MAX_STORED:
             self._drop(next(iter(self._stored.values())))
@@ -95,7 +96,8 @@ class ResponseStore:
             self._drop(one)
 
     def _held(self, tenant: str) -> tuple[int, int]:
-        """The number of a tenant's conversations, and the bytes of these or of all its payloads, whichever are more."""
+        """What a tenant has in the store. Returns the number of its conversations, and the larger of two sizes in
+        bytes: that of its conversations, and that of its payloads."""
         found = [one for one in self._stored.values() if one.tenant == tenant]
         conversations = {
             id(one.conversation): one.conversation.n_bytes for one in found if one.conversation is not None
@@ -107,7 +109,8 @@ class ResponseStore:
         stored.drop()
 
     def get(self, tenant: str, number: str, param: str | None = None) -> StoredResponse:
-        """Return a response. HTTPError: this tenant has no such response."""
+        """Return the response with the id `number`, and mark it as used. param: the field of the request that names it,
+        for the error. HTTPError: this tenant has no such response."""
         stored = self._stored.get(number)
         if stored is None or stored.tenant != tenant:
             text = f"there is no response {number[:80]!r}, or it is not kept any more; send the conversation as input"
@@ -116,5 +119,5 @@ class ResponseStore:
         return stored
 
     def pop(self, tenant: str, number: str) -> None:
-        """Forget a response. Raises the same HTTPError as `get`."""
+        """Drop the response with the id `number`. HTTPError: this tenant has no such response."""
         self._drop(self.get(tenant, number))

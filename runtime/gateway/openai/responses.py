@@ -1,5 +1,5 @@
-"""/v1/responses: create, retrieve, cancel and delete responses. A response that follows another one continues the
-earlier one's state on the server, with the tokens that the model generated."""
+"""/v1/responses: create, retrieve, cancel and delete responses. A response can continue an earlier one: the server then
+forks the state of the earlier one, so the context has exactly the tokens that the model generated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
-    """Create a response: whole, as a stream, or in the background."""
+    """Create a response. The client gets it whole or as a stream, or at once, before it is complete (`background`)."""
     body = decode(request.body, ResponseRequest)
     adapter = await adapter_of(request, body.model)
     if body.background and (body.stream or body.store is False):
@@ -58,12 +58,13 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
 
 
 def _unread(request: HTTPRequest) -> tuple[str, ...]:
-    """The fields that have no effect because the model's chat template does not read them."""
+    """The names of the request's fields that have no effect because the model's chat template does not read them."""
     return () if chat_markers(request).reads_effort else ("reasoning.effort",)
 
 
 def _previous(request: HTTPRequest, body: ResponsePrompt) -> StoredResponse | None:
-    """The earlier response that `body` names, if any."""
+    """The stored response that `body` continues; None: it continues none. HTTPError: the tenant has no such response,
+    or it is not complete."""
     if body.previous_response_id is None:
         return None
     before = request.gateway.responses.get(request.tenant, body.previous_response_id, "previous_response_id")
@@ -78,7 +79,7 @@ def _system(body: ResponsePrompt) -> list[ChatTurn]:
 
 
 async def count_input(request: HTTPRequest) -> Reply:
-    """Count the tokens of a response's prompt."""
+    """Answers with the number of tokens in the prompt that such a request would have."""
     body = decode(request.body, ResponsePrompt)
     await adapter_of(request, body.model)
     before = _previous(request, body)
@@ -92,14 +93,15 @@ async def count_input(request: HTTPRequest) -> Reply:
 
 
 async def retrieve(request: HTTPRequest) -> Reply:
-    """Return a response that was created before."""
+    """Answers with a stored response, in its current state."""
     if dict(parse_qsl(request.query.decode("latin-1"))).get("stream") == "true":
         raise HTTPError(400, "only the request that creates a response can stream it", param="stream")
     return json_reply(request.gateway.responses.get(request.tenant, request.path["id"]).payload)
 
 
 async def cancel(request: HTTPRequest) -> Reply:
-    """Stop a response that runs in the background."""
+    """Stops a response that was created with `background`, if it still runs, and answers with it. HTTPError: it was not
+    created with `background`, or is not stored."""
     stored = request.gateway.responses.get(request.tenant, request.path["id"])
     if stored.task is None:
         raise HTTPError(400, "only a response with background: true can be cancelled")
@@ -110,18 +112,20 @@ async def cancel(request: HTTPRequest) -> Reply:
 
 
 async def delete(request: HTTPRequest) -> Reply:
-    """Forget a response."""
+    """Drops a stored response."""
     request.gateway.responses.pop(request.tenant, request.path["id"])
     return json_reply({"id": request.path["id"], "object": "response", "deleted": True})
 
 
 class ResponseRun:
-    """Runs one request for a response. payload: the response so far, as JSON data."""
+    """Generates one response of /v1/responses. payload: the response so far, as JSON data."""
 
     def __init__(
         self, request: HTTPRequest, body: ResponseRequest, before: StoredResponse | None, adapter: str
     ) -> None:
-        """Sends the program. Raises HTTPError."""
+        """Send the generation to the server. before: the response that this one continues; None: it begins a
+        conversation. adapter: the name of the adapter; "": none. HTTPError: the request is invalid, or cannot be
+        sent."""
         self._request, self._body, self._adapter = request, body, adapter
         self._has_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
         self.payload: dict[str, Any] = {
@@ -217,7 +221,7 @@ class ResponseRun:
         return call
 
     def run_in_background(self) -> None:
-        """Start a task that makes the response."""
+        """Store the response, and start a task that completes it."""
         self._request.gateway.responses.put(self._stored)
 
         async def run() -> None:
@@ -230,7 +234,8 @@ class ResponseRun:
         self._stored.task = asyncio.create_task(run())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The events of the response. Raises HTTPError."""
+        """Yield the server-sent events of the response, and complete `payload` meanwhile. HTTPError: the generation
+        failed."""
         async with self._call as call:
             arrived = await call.arrivals()
             data = [self._event(f"response.{name}") for name in ("created", "in_progress")]
@@ -242,7 +247,7 @@ class ResponseRun:
                 data, arrived = [], await call.arrivals()
 
     def failed(self, error: HTTPError) -> bytes:
-        """Record that the response failed. Returns its last event."""
+        """Mark the response as failed with `error`. Returns the bytes of the event that tells the client."""
         self.payload |= {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
         return self._event("response.failed")
 
@@ -289,7 +294,8 @@ class ResponseRun:
 
 
 class ItemEvents:
-    """Collects the items of an output, and writes their events. output: the list to which the items are added."""
+    """Builds the output items of a response (reasoning, message, function calls) from its text, and writes their
+    server-sent events. output: the list that gets the items. numbers: counts the events."""
 
     def __init__(self, output: list[dict[str, Any]], numbers: count[int], has_logprobs: bool) -> None:
         self._output, self._numbers, self._has_logprobs = output, numbers, has_logprobs
@@ -305,12 +311,13 @@ class ItemEvents:
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _open(self) -> str:
-        """The kind of the item to which text is added; "" if no item is open."""
+        """The type of the item that is being written, "reasoning" or "message"; "": none."""
         is_open = self._output and self._output[-1]["status"] == "in_progress"
         return str(self._output[-1]["type"]) if is_open else ""
 
     def delta(self, delta: wire.Delta) -> bytes:
-        """The events for more text."""
+        """The events for a further piece of text. A piece of another kind than the open item ends this item and begins
+        a new one."""
         if not delta.text:  # a thought that has only logprobs
             return b""
         kind = "reasoning" if delta.is_thought else "message"
@@ -324,7 +331,7 @@ class ItemEvents:
         return data + self._event("output_text.delta", **self._where, **fields)
 
     def end(self, sample: wire.Sample) -> bytes:
-        """The events for the end of the output."""
+        """The events for the end of the output: the end of the open item, and all events of the function calls."""
         status = "incomplete" if sample.finish_reason == "length" else "completed"
         data = b""
         if not sample.calls and self._open() != "message":
@@ -353,7 +360,7 @@ class ItemEvents:
         return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
 
     def _close(self, status: str) -> bytes:
-        """The events for the end of the open item."""
+        """The events that end the item being written, which gets `status`; b"": no item is open."""
         if not (kind := self._open()):
             return b""
         part = self._part(kind)

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, as messages of a chat."""
+"""The body of POST /v1/responses, and its conversion to the messages of chat completions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ InputPart = InputText | OutputText | RefusalPart | InputImage | ReasoningPart
 
 
 class InputItem(Body):
-    """A message, a call, the output of a call, or earlier reasoning, which is not given to the model again."""
+    """One item of the input: a message, a function call, the output of a function call, or earlier reasoning. The model
+    does not get earlier reasoning again."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: str | None = None
@@ -108,7 +109,8 @@ class ResponseStreamOptions(Body):
 
 
 class ReasoningOptions(Body):
-    """effort: given to a chat template that reads it. The other fields have no effect."""
+    """The field `reasoning` of a request. effort: passed to the chat template, if the template reads it. The other
+    fields have no effect."""
 
     effort: str | None = None
     summary: str | None = None
@@ -118,7 +120,8 @@ class ReasoningOptions(Body):
 
 
 class ResponsePrompt(Body, kw_only=True):
-    """The fields of a request for a response that decide its prompt; the body of POST /v1/responses/input_tokens."""
+    """The fields of a request that decide the prompt of the response. Alone, they are the body of POST
+    /v1/responses/input_tokens."""
 
     model: str
     input: str | list[InputItem]
@@ -134,11 +137,11 @@ class ResponsePrompt(Body, kw_only=True):
     truncation: str | None = None
 
     def chat_tools(self) -> list[ToolSpec] | None:
-        """The tools in the form of chat completions."""
+        """Convert `tools` to the form of chat completions."""
         return None if self.tools is None else [ToolSpec(function=tool) for tool in self.tools]
 
     def chat_choice(self) -> ToolChoice:
-        """The tool choice in the form of chat completions."""
+        """Convert `tool_choice` to the form of chat completions."""
         match self.tool_choice:
             case FunctionChoice(name=name):
                 return NamedTool(function=NamedFunction(name=name))
@@ -150,11 +153,11 @@ class ResponsePrompt(Body, kw_only=True):
 
     @property
     def effort(self) -> str | None:
-        """The effort of the reasoning, if it is given."""
+        """The effort of the reasoning; None: not given."""
         return self.reasoning.effort if self.reasoning is not None else None
 
     def chat_format(self) -> TextFormat | JSONFormat | SchemaFormat | None:
-        """The output format in the form of chat completions."""
+        """Convert the output format `text.format` to the form of chat completions; None: not given."""
         form = self.text.format if self.text is not None else None
         return SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form
 
@@ -193,7 +196,7 @@ RESPONSE_IGNORED = (
 
 
 def turns_of(given: str | Sequence[InputItem]) -> list[ChatTurn]:
-    """The input as messages of a chat. Raises HTTPError."""
+    """Convert `given`, the input of a request, to messages of chat completions. HTTPError: an item is invalid."""
     if isinstance(given, str):
         return [ChatTurn(role="user", content=given)]
     turns: list[ChatTurn] = []

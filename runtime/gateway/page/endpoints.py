@@ -1,5 +1,5 @@
-"""GET /: a page that shows what the server does, and the JSON that the page reads: the data of `banyan top`, of `banyan
-tree`, and an overview of programs. The server gives this data to operators only."""
+"""GET /: a web page that shows what the server does, and the endpoints for its data: counters, radix tree and programs.
+The server gives this data to operators only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _static = Path(__file__).parent / "static"
 
 
 def _file(name: str, kind: str) -> Handler:
-    """A handler that sends a file of the page. Its route needs no API key, because only the data is protected."""
+    """Make a handler that sends a static file of the web page. name: the file. kind: its content type. The files need
+    no API key, because only the data is secret."""
     headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
 
     async def answer(request: HTTPRequest) -> Reply:
@@ -41,12 +42,13 @@ script = _file("page.js", "text/javascript")
 
 
 async def stats(request: HTTPRequest) -> Reply:
-    """The server's counters; see wire.Ask."""
+    """Answers with the server's counters."""
     return json_reply(await _ask(request, "stats"))
 
 
 async def tree(request: HTTPRequest) -> Reply:
-    """The largest `limit` nodes of the radix tree (default: 100)."""
+    """Answers with the largest nodes of the radix tree. Their number is the query parameter `limit` (default 100, at
+    most MAX_NODES)."""
     given = parse_qs(request.query.decode("latin-1")).get("limit", ["100"])[0]
     if not given.isascii() or not given.isdecimal() or len(given) > 9:
         raise HTTPError(400, "limit must be a number", param="limit")
@@ -54,32 +56,33 @@ async def tree(request: HTTPRequest) -> Reply:
 
 
 async def programs(request: HTTPRequest) -> Reply:
-    """The programs that run, and those that ended recently."""
+    """Answers with the programs that run now or ended recently."""
     return json_reply(await _ask(request, "programs"))
 
 
 class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of POST /v1/pages: an HTML page without other files."""
+    """The body of POST /v1/pages. html: a single page that needs no other files."""
 
     title: Annotated[str, Meta(max_length=200)]
     html: str
 
 
 async def publish(request: HTTPRequest) -> Reply:
-    """Keep the page of a run. Returns its link."""
+    """Keep an HTML page that a client publishes. Answers with the page's id and link."""
     body = decode(request.body, PublishRequest)
     page = request.gateway.run_pages.add(request.tenant, body.title, body.html)
     return json_reply({"id": page.id, "url": f"/pages/{page.id}"})
 
 
 async def published(request: HTTPRequest) -> Reply:
-    """The pages that the tenant has published."""
+    """Answers with the ids and titles of the pages that the tenant has published."""
     pages = request.gateway.run_pages.of(request.tenant)
     return json_reply({"data": [{"id": page.id, "title": page.title} for page in pages]})
 
 
 async def show(request: HTTPRequest) -> Reply:
-    """A published page. It is a client's own HTML, so the browser runs it without the rights of this origin."""
+    """Answers with a published page. Its HTML comes from a client, so a header makes the browser run it in a sandbox:
+    its scripts cannot act as pages of this server."""
     if (page := request.gateway.run_pages.find(request.path["page"])) is None:
         raise HTTPError(404, "there is no such page; old pages are forgotten")
     policy = "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -88,7 +91,8 @@ async def show(request: HTTPRequest) -> Reply:
 
 
 async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"], limit: int = 0) -> Any:
-    """Ask the server for the data `what`. HTTPError: the server refuses, because the client is not an operator."""
+    """Ask the server for the data `what`, and return them. limit: the most nodes, for "tree". HTTPError 403: the server
+    refuses, because the tenant is not an operator."""
     try:
         return await asyncio.to_thread(partial(request.client.ask, what, _SECONDS, limit))
     except RuntimeLost:

@@ -1,4 +1,4 @@
-"""Pages of runs (`state.show()`) that clients publish, so that a link shows them. They are kept in memory."""
+"""HTML pages about runs (made by `state.show()`) that clients publish under a link. They are kept in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ MAX_PAGES, MAX_BYTES = 100, 64 << 20
 
 
 class RunPage(NamedTuple):
-    """One page. id: protects the page; whoever knows it may read it, because a browser sends no key with a link."""
+    """A published page. id: a random name that protects the page. Whoever knows it may read the page without an API
+    key, because a browser that follows a link sends no key."""
 
     id: str
     tenant: str
@@ -19,14 +20,14 @@ class RunPage(NamedTuple):
 
 
 class RunPages:
-    """The published pages."""
+    """The pages that clients have published. The oldest are dropped if there are too many."""
 
     def __init__(self) -> None:
         self._pages: dict[str, RunPage] = {}
         self._n_bytes = 0
 
     def add(self, tenant: str, title: str, html: str) -> RunPage:
-        """Keep a page."""
+        """Store a page, drop the oldest pages beyond the limits, and return the new page."""
         page = RunPage(secrets.token_hex(16), tenant, title, html.encode())
         self._pages[page.id] = page
         self._n_bytes += len(page.html)

@@ -1,10 +1,9 @@
-"""POST /v1/programs: programs over HTTP, with the messages of the socket.
+"""POST /v1/programs: programs over HTTP.
 
-In JSON, a request carries the ops of one program, and its response streams the program's values. With the content type
-application/x-banyan, which Banyan's own client uses, it carries any messages of a client, and its response streams the
-server's messages. Further ops, or messages, go to /v1/programs/SESSION. A session ends when the response to its first
-request ends.
-"""
+A request in JSON has the ops of one program, and the response streams the values of the program. Further ops are sent
+to /v1/programs/SESSION. Banyan's own client uses the content type application/x-banyan instead: request and response
+then carry the same binary messages as the server's socket. A session ends when the response to its first request
+ends."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ from banyan.runtime.protocol import http_frames, wire
 
 
 async def begin(request: HTTPRequest) -> EventReply:
-    """Open a session, and stream its values or messages."""
+    """Open a session. The response streams the values of its program, or the server's messages for Banyan's own
+    client."""
     if _is_binary(request):
         return await _begin_binary(request)
     program = JSONProgram(request.client.welcome.max_message)
@@ -34,7 +34,7 @@ async def begin(request: HTTPRequest) -> EventReply:
 
 
 async def go_on(request: HTTPRequest) -> Reply:
-    """Pass more ops or messages to an open session."""
+    """Send further ops of a program, or messages of Banyan's own client, to the session in the path."""
     session = request.gateway.sessions.find(request.path["session"], request.tenant)
     if _is_binary(request):
         for data in _messages(request):
@@ -49,7 +49,8 @@ async def go_on(request: HTTPRequest) -> Reply:
 
 
 async def _values(request: HTTPRequest, session: Session, program: JSONProgram) -> AsyncGenerator[bytes, None]:
-    """The events of a program in JSON."""
+    """Yield the server-sent events of a program given in JSON: its id, each value or piece of text, and the end. Closes
+    the session. HTTPError: the server is gone."""
     try:
         yield event({"id": session.id}, "program")
         while not program.is_over:
@@ -76,7 +77,7 @@ def _is_binary(request: HTTPRequest) -> bool:
 
 
 def _messages(request: HTTPRequest) -> list[bytes]:
-    """The messages of a body. HTTPError: one is so long that the server would close the connection."""
+    """Unpack the messages in a body. HTTPError: a message is longer than the server accepts."""
     messages, most = http_frames.unpack(request.body), request.client.welcome.max_message
     if any(len(data) > most for data in messages):
         raise HTTPError(413, f"a message has more than {most} bytes")

@@ -1,4 +1,5 @@
-"""A program given in JSON: turns its requests into messages, and tracks which of its values have not arrived."""
+"""A program whose ops come as JSON: converts requests into messages to the server, and tracks which values are
+missing."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ NUMBER = 0
 
 
 class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request. The fields are those of wire.Submit; name and limits are used in the first request
-    only."""
+    """The JSON body of a request with ops. The fields are those of wire.Submit. name, limits: used in the first request
+    of a program only."""
 
     ops: Annotated[tuple[wire.Op, ...], Meta(max_length=MAX_OPS)]
     last: bool = True
@@ -26,7 +27,8 @@ class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JSONProgram:
-    """Turns requests into messages. max_message: the most bytes of a message to the server."""
+    """One program whose ops come in JSON requests. max_message: the most bytes that a message to the server may
+    have."""
 
     def __init__(self, max_message: int) -> None:
         self._max_message = max_message
@@ -36,11 +38,13 @@ class JSONProgram:
 
     @property
     def is_over(self) -> bool:
-        """Whether all values of the program have arrived or failed, and no more ops will come."""
+        """Whether the program is over: no more ops will come and no value is missing, or the whole program has
+        failed."""
         return self._has_failed or (self._is_last and not self._missing)
 
     def message(self, body: ProgramRequest) -> bytes:
-        """The Submit for a request. HTTPError: the program takes no more ops, or these ops are invalid."""
+        """Encode the ops of a request as a message to the server (wire.Submit). HTTPError: the ops are invalid or too
+        long, or an earlier request was the last."""
         if self._is_last and not (body.ops and all(isinstance(op, wire.Results) for op in body.ops)):
             text = "an earlier request said `last`, or left it at its default; now the program takes only results"
             raise HTTPError(400, text, param="ops")
@@ -57,7 +61,8 @@ class JSONProgram:
         return data
 
     def note(self, message: wire.ServerMessage) -> bool:
-        """Handle a message from the server. Returns whether the message is about the program."""
+        """Take note of a message from the server. Returns whether the client gets it: False for messages that are not
+        about the program."""
         match message:
             case wire.Value(ref=ref) | wire.Failed(ref=int(ref)):
                 self._missing.discard(ref)

@@ -1,5 +1,5 @@
-"""Connections to the server, each for one HTTP client. To the server each connection is a separate client, so limits,
-fairness and the handling of lost clients are the same as on the socket."""
+"""Connections to the server, one for each HTTP client that sends programs. The server sees each connection as a client
+of its own. So its limits, its fairness and its handling of lost clients work as for clients on the socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WELCOME_SECONDS = 10.0
 
 
 class Session:
-    """A connection to the server. Used on one event loop only."""
+    """A connection to the server for one HTTP client. All its methods run on one event loop."""
 
     def __init__(self, context: ipc.Context, path: Path, tenant: str) -> None:
         self.id, self.tenant = secrets.token_hex(16), tenant
@@ -42,7 +42,8 @@ class Session:
         self._loop.add_reader(self._socket.fileno(), self._take)
 
     async def begin(self, hello: wire.Hello) -> bytes:
-        """Send the first message. Returns the server's Welcome. HTTPError: the server refuses, or does not answer."""
+        """Send `hello`, the first message, and return the server's answer, an encoded Welcome. HTTPError: the server
+        refuses the client, or does not answer."""
         self.send(wire.encode(hello))
         try:
             async with asyncio.timeout(WELCOME_SECONDS):
@@ -66,14 +67,15 @@ class Session:
         self._take()  # sending may clear the event that announces a message
 
     def keep_alive(self) -> None:
-        """Send heartbeats from now on, for clients that speak JSON; Banyan's own client sends its own."""
+        """Send heartbeats to the server from now on. Needed for clients that speak JSON; Banyan's own client sends
+        heartbeats itself."""
         self.send(wire.encode(wire.Ping()))
         if not self.is_over:
             self._timer = self._loop.call_later(ipc.HEARTBEAT, self.keep_alive)
 
     async def messages(self) -> list[bytes]:
-        """Wait until messages arrive, and return all that have arrived; [] if the server is gone, or too many bytes
-        waited."""
+        """Wait until messages arrive from the server, and return all that have arrived. []: no more will come, because
+        the server is gone, the session has ended, or the client read too slowly."""
         while not (self._arrived or self.is_over):
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -81,7 +83,8 @@ class Session:
         return arrived
 
     def _take(self) -> None:
-        """Read all messages that have arrived, because libzmq reports new messages only once."""
+        """Read all messages that have arrived on the socket. A single one is not enough, because libzmq announces
+        several messages only once."""
         if self._socket.closed:
             return
         is_gone = self._is_watched and ipc.drain(self._monitor)
@@ -99,7 +102,8 @@ class Session:
             self._wake()
 
     def end(self) -> None:
-        """Mark the session as over, because no more messages will come from the server."""
+        """Mark the session as over: `messages` waits no longer. Called when no more messages will come from the
+        server."""
         self.is_over = True
         self._wake()
 
@@ -108,7 +112,7 @@ class Session:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Disconnect: the server ends the programs of the session. Idempotent."""
+        """Disconnect from the server, which then ends the session's programs. Idempotent."""
         if self._socket.closed:
             return
         for one in (self._socket, self._monitor):
@@ -122,7 +126,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of the HTTP process, by their ids."""
+    """All open sessions of the HTTP process, by id."""
 
     def __init__(self) -> None:
         self._context: ipc.Context = zmq.Context()
@@ -133,8 +137,9 @@ class Sessions:
         return len(self._sessions)
 
     async def open(self, client: Client, version: int, name: str) -> tuple[Session, bytes]:
-        """Open a session for the client's tenant. Returns the session and the server's Welcome. HTTPError: the tenant
-        has too many sessions, or the server refuses."""
+        """Open a session for the client's tenant. Returns the session and the server's encoded Welcome. version: of the
+        protocol. name: what the client calls itself. HTTPError: the tenant has too many sessions, or the server refuses
+        or does not answer."""
         address = client.address
         tenant = address.tenant
         if self._n_of[tenant] >= MAX_SESSIONS:
@@ -154,14 +159,14 @@ class Sessions:
             raise
 
     def find(self, name: str, tenant: str) -> Session:
-        """The open session with this id. HTTPError: the tenant has none."""
+        """Return the open session with the id `name`. HTTPError: the tenant has no such session."""
         session = self._sessions.get(name)
         if session is None or session.tenant != tenant:
             raise HTTPError(404, "there is no such session; a session ends with the response to its first request")
         return session
 
     def end(self) -> None:
-        """End all sessions, and with them their responses, when the process ends."""
+        """End all sessions, and thereby the HTTP responses that stream from them. Called when the process ends."""
         for session in self._sessions.values():
             session.end()
 
