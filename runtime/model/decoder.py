@@ -1,8 +1,7 @@
 """The native dense decoder for Llama, Mistral, Qwen2 and Qwen3.
 
-The tokens of a step, those of prefill chunks and of decodes, are rows of one flat batch. Only attention combines rows,
-those of one request: see `Ragged`.
-"""
+All tokens of a step, from prefill chunks and decodes, are the rows of one flat batch. Every op computes each row alone,
+except attention, which combines the rows of the same request; `Ragged` tells which rows these are."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ from banyan.runtime.model.weights import Checkpoint, Headers
 
 
 class Layer(NamedTuple):
-    """The weights of one layer. q, k and v are one matrix; gate and up are one matrix."""
+    """The weights of one layer. The projections of q, k and v are joined into one matrix, and so are those of gate and
+    up."""
 
     attention_norm: Tensor  # [hidden]
     qkv: Linear  # hidden -> (n_heads + 2 n_kv_heads) head_dim
@@ -45,13 +45,12 @@ class Layer(NamedTuple):
 
 
 class FeatureStore(NamedTuple):
-    """Stores the hidden state of the token in each KV slot, for a draft head. `Decoder.forward` writes those of its
-    rows.
+    """Where `Decoder.forward` writes the hidden states that a draft head reads: for the token in each KV slot, one
+    vector.
 
     slots   [n_slots, hidden]
-    layers  numbers of layers, ascending. `fuse` (len(layers) * hidden -> hidden) joins the residual streams that the
-            decoder has after these numbers of layers; (): the hidden state is the output of the final norm
-    """
+    layers  numbers of layers, ascending. The residual streams after so many layers are concatenated, and `fuse` maps
+            these len(layers) * hidden numbers to hidden ones. (): the output of the final norm is written instead"""
 
     slots: Tensor
     layers: tuple[int, ...] = ()
@@ -63,18 +62,21 @@ MAX_KEPT = 1 << 15
 
 
 class Rotations:
-    """Computes cos and sin of the RoPE angles of positions, times the scale. On a CPU they are kept for each position:
-    a lookup takes two calls into torch, a computation eight (12 % of a decode step's Python).
-    """
+    """Computes the cos and sin of RoPE, multiplied by a scale, for given positions. On a CPU, the results for each
+    position are kept: to look them up takes two calls into torch, to compute them eight (12 % of a decode step's
+    Python)."""
 
     def __init__(self, frequencies: Tensor, scale: float) -> None:
-        """frequencies: [n], one for each pair of a head's numbers."""
+        """frequencies: [head_dim / 2], one for each pair of dimensions that is rotated. scale: a factor on cos and
+        sin."""
         self._frequencies, self._scale = frequencies, scale
         self._kept = torch.empty(0, len(frequencies)), torch.empty(0, len(frequencies))
 
     def __call__(self, positions: Tensor, kv_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns cos and sin, float32 [n_rows, n] each. kv_lens: see `Ragged`; all positions are below the largest
-        length. kv_lens is empty in a step of a CUDA graph, whose lengths are on the device only."""
+        """Returns cos and sin of the rows' positions, float32 [n_rows, head_dim / 2] each.
+
+        kv_lens: the KV lengths of the requests, as in `Ragged`; each position is below the largest of them. (): the
+        lengths are on the device only, as in a step of a CUDA graph."""
         end = max(kv_lens, default=0)
         if not positions.is_cpu or not 0 < end <= MAX_KEPT:
             return self._at(positions)
@@ -89,11 +91,12 @@ class Rotations:
 
 
 class Decoder:
-    """A loaded dense model; implements `load.Model`."""
+    """A loaded dense model of a native family; implements `load.Model`."""
 
     def __init__(self, spec: ModelSpec, embed: Tensor, layers: Sequence[Layer], norm: Tensor, head: Linear,
                  rope: tuple[Tensor, float], shard: Shard | None = None) -> None:  # fmt: skip
-        """shard: this rank's part, if the weights are those of one rank."""
+        """rope: the RoPE frequencies [head_dim / 2], and a factor on cos and sin. shard: the part of the model that
+        this rank has; None: the weights are the whole model."""
         assert spec.dense is not None
         self.spec = spec
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
@@ -111,7 +114,7 @@ class Decoder:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the native CPU library computes the matrix products, so that torch runs no large op."""
+        """Whether the native CPU library computes the matrix products, so that torch itself runs only small ops."""
         return isinstance(self.head.weight, ops.Packed)
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]],
@@ -140,9 +143,12 @@ class Decoder:
         return self.head(h[rows]).float()
 
     def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes cos and sin of the rotation that moves queries back, nearer to the attention sinks: in StreamingLLM
-        (Xiao et al., 2023), the tokens that a row attends to have positions without a gap. Keys stay rotated by their
-        own positions, so that requests can share them."""
+        """Computes the rotation that moves queries nearer to the attention sinks, the first tokens of a text. Returns
+        its cos and sin, float32 [n_rows, head_dim / 2] each.
+
+        In StreamingLLM (Xiao et al., 2023), the sinks and the window count as neighbours: the tokens that a row attends
+        to have positions without a gap. Here the queries are rotated instead of the keys, so that requests can share
+        the keys."""
         back = positions.clamp(max=self.farthest) - positions
         angles = back[:, None].double() * self.frequencies.double()
         return angles.cos().float(), angles.sin().float()
@@ -151,14 +157,18 @@ class Decoder:
                        kv: Sequence[tuple[Pool, Pool]], last: Tensor | None,
                        adapted: AdaptedRows | None,
                        kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Runs the layers op by op. Returns the output of the last MLP and the residual stream to which the caller must
-        add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer writes K and V of all
-        rows, but computes attention and MLP only for the rows `last`. None: all rows, so n is their number. kept, turn:
-        see `Layers.__call__` and `Layers.logits`."""
+        """Runs the layers op by op. Returns the output of the last MLP, and the residual stream to which the caller
+        must add it, both [n, hidden].
+
+        last: the rows whose results are needed, those of `ragged.tail`. The last layer writes K and V of all rows, but
+        computes attention and MLP of these n rows only. None: it computes all rows. kept: number of layers -> [n_rows,
+        hidden], which gets the residual stream after so many layers. turn: cos and sin from `_turn`; None: the model
+        has no attention sinks."""
         product = tiled if self.head.is_tiled else ops.linear
 
         def run(i: int, which: str, x: Tensor) -> Tensor:
-            """Returns the result of a linear layer of layer i, with adapters added."""
+            """Returns the output of one linear layer of layer `i`, including what adapters add. which: a field of
+            `Layer`, such as "qkv"."""
             linear: Linear = getattr(self.layers[i], which)
             y = linear(x)
             if adapted is not None:
@@ -189,8 +199,8 @@ class Decoder:
         return h, x
 
     def first_layers(self, n: int) -> EarlyExit:
-        """Returns a draft model of the first n layers, the norm and the head of this model. They share their
-        weights."""
+        """Returns a draft model for speculation: the first n layers of this model, and its norm and head. It uses the
+        same weights in memory."""
         spec = msgspec.structs.replace(self.spec, n_layers=n)
         return EarlyExit(
             spec, self.embed, self.layers[:n], self.norm, self.head, (self.frequencies, self.rope_scale), self.shard
@@ -198,9 +208,10 @@ class Decoder:
 
     @cached_property
     def fused(self) -> Layers | None:
-        """The object that runs all layers in one call; None if there can be none, for instance with several ranks,
-        which must add their results between layers. It is created at the first step, because it stores the weights'
-        addresses."""
+        """The object that runs all layers in one call of the native CPU library. None: this is not possible, for
+        instance because several ranks must add up their results between layers.
+
+        It is made at the first step, because it stores the addresses of the weights, which must not move afterwards."""
         if not self.is_packed or self.shard is not None:
             return None
         weights = [
@@ -219,28 +230,30 @@ class Decoder:
 
 
 class EarlyExit(Decoder):
-    """A draft model that consists of the first layers, the norm and the head of a model."""
+    """A draft model made by `Decoder.first_layers`: the first layers of a model, and its norm and head."""
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
           deterministic: bool = False, weight_dtype: str = "auto", shard: Shard | None = None) -> Decoder:  # fmt: skip
-    """Build a dense model from its checkpoint. At most one layer, or the embedding, is in memory twice at any time.
-    weight_dtype: how the weights of linear layers and the head are stored, see `load`; embeddings are in `dtype`.
-    shard: build only this rank's part."""
+    """Build a dense model from its checkpoint. At no time is more than one layer (or the embedding) in memory twice.
+
+    weight_dtype: how the weights of linear layers and of the head are stored; see `load`. Embeddings are in `dtype`.
+    shard: the part of the model to build, for one rank; None: the whole model."""
     c = spec.dense
     assert c is not None
     windows = [window if window < max_context else 0 for window in spec.windows or [0] * c.num_hidden_layers]
 
     def take(*names: tuple[str, int], of: str = "weight", rest: tuple[int, ...] = ()) -> Tensor:
-        """Concatenates tensors of shape [n, *rest], given as (name, n). The result is a copy, not a view of the
-        file."""
+        """Reads tensors and concatenates them. names: pairs (name, n); each tensor has the shape [n, *rest]. of: the
+        last part of their names. The result is a copy, not a view of the file."""
         return torch.cat([weights.take(f"{name}.{of}", n, *rest).to(device, dtype) for name, n in names])
 
     # a weight that is stored in at most this many bits is kept as it is
     n_bits = {"auto": 8, "int8": 8, "int4": 4, "dtype": 0}[weight_dtype]
 
     def matrix(name: str, n_out: int, n_in: int, known: Tensor | None = None) -> Tensor | Grouped:
-        """The weight of a linear layer, as it is kept. known: the weight in `dtype`, if the caller has it already."""
+        """The weight of a linear layer [n_out, n_in], in the form that `weight_dtype` asks for: quantised or in
+        `dtype`. known: the weight in `dtype`, if it is in memory already."""
         stored: Tensor | Grouped | None = None
         if spec.quantisation is not None and known is None:
             stored = read_linear(weights, spec.quantisation, name, n_out, n_in)
@@ -253,8 +266,9 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         return known if weight_dtype in ("auto", "dtype") else quantise(known, n_bits)
 
     def by_outputs(has_bias: bool, *parts: tuple[str, int, int]) -> Linear:
-        """Joins several projections of hidden states into one linear layer. parts: (name, n, width) of each projection,
-        which has n heads (or features) of `width` outputs each. A rank gets some of the heads."""
+        """Joins several projections of hidden states into one linear layer. parts: for each projection (name, n,
+        width); its outputs are n heads (or features) of `width` numbers. With a shard, each rank gets some of the
+        heads."""
         found = [matrix(name, n * width, c.hidden_size) for name, n, width in parts]
         biases = [take((name, n * width), of="bias") for name, n, width in parts] if has_bias else []
         if shard is not None:
@@ -265,8 +279,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         return Linear(concatenate(found, dtype), torch.cat(biases) if biases else None, deterministic, dtype)
 
     def by_inputs(has_bias: bool, name: str, n: int, width: int) -> Linear:
-        """Returns the linear layer from n heads (or features) of `width` numbers each to hidden states. A rank gets
-        some of the heads."""
+        """Returns a linear layer whose inputs are n heads (or features) of `width` numbers, and whose outputs are
+        hidden states. With a shard, each rank gets the weights of some heads, and the ranks add up their results."""
         weight = matrix(name, c.hidden_size, n * width)
         bias = take((name, c.hidden_size), of="bias") if has_bias else None
         if shard is None:
@@ -314,8 +328,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     norm = take(("model.norm", c.hidden_size))
 
     def has_no_effect(name: str) -> bool:
-        """Whether a tensor that was not taken changes no output: a rope table (in older checkpoints), a scale of
-        activations, or a bias of zeros (in GPTQ checkpoints)."""
+        """Whether a tensor of the checkpoint that the decoder did not read can be ignored: a rope table (in older
+        checkpoints), a scale of activations, or a bias of zeros (in GPTQ checkpoints)."""
         if name.endswith(("rotary_emb.inv_freq", *ACTIVATIONS)):
             return True
         return spec.quantisation is not None and name.endswith(".bias") and not weights.take(name).any()

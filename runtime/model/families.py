@@ -1,10 +1,9 @@
 """Describes a model before it is loaded: defines `ModelSpec`, and parses the config.json of the families that the
 native decoder computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
 
-Each family's struct has the field names of its config.json and transformers' defaults. A field that the struct does not
-have raises an error that names it, unless it is known to be irrelevant for inference, because the model may need
-something that this decoder does not compute.
-"""
+Each family has a struct with the fields of its config.json, whose defaults are those of transformers. A field of
+config.json that is not in the struct may mean that the model needs something the decoder does not compute. So it raises
+an error that names the field, except for fields that are known to be irrelevant for inference."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ MAX_LAYERS = 10_000
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that all families have. All have RMSNorm before attention and MLP, rotary positions and SwiGLU."""
+    """The config.json fields that all native families have. Every family has RMSNorm before attention and MLP, rotary
+    positions and SwiGLU."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -44,7 +44,7 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dim(self) -> int:
-        """The size of one head."""
+        """The size of one attention head."""
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
@@ -56,7 +56,7 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
     # The properties in which families differ; the decoder never asks for a family's name.
     @property
     def windows(self) -> tuple[int, ...]:
-        """The sliding window of each layer: the number of tokens that a token attends to, itself included; 0: all."""
+        """The sliding window of each layer: how many tokens a token attends to, including itself; 0: all."""
         return (0,) * self.num_hidden_layers
 
     # Only some families have these fields; in the config.json of the others they would be an error.
@@ -119,8 +119,8 @@ class Qwen3(Qwen2, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The dimensions of a model, read from its config.json and checkpoint headers. They describe the whole model, or
-    one rank's part: see `parallel.sharded`."""
+    """The dimensions of a model, read from its config.json and the headers of its checkpoint. With several ranks, there
+    is a spec for the whole model and one for a rank's part; see `parallel.sharded`."""
 
     name: str  # the directory's name or the hub id, for messages
     family: str  # transformers' model_type
@@ -148,7 +148,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """A description for users of how the model is stored and run; "" for a native family in floats."""
+        """A text for users that says how the model is stored and run, such as its quantisation. "": it is of a native
+        family and stored in floats."""
         experts = f"a mixture of {self.n_experts} experts" if self.n_experts else ""
         state = "" if self.kv_layers is None else "a recurrent state"
         backend = "" if self.dense is not None else "in transformers' code"
@@ -156,12 +157,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_kv_layers(self) -> int:
-        """The number of layers with keys and values; at least 1, because a token must take some memory in a page."""
+        """The number of layers with keys and values. At least 1, even if no layer has any: each token must take some
+        memory, so that pages have a size."""
         return self.n_layers if self.kv_layers is None else max(1, len(self.kv_layers))
 
     @property
     def window(self) -> int:
-        """The largest sliding window of a layer; 0: no layer has one."""
+        """The largest sliding window of any layer, in tokens; 0: no layer has a window."""
         return max(self.windows, default=0)
 
     @property
@@ -171,7 +173,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_elements(self) -> int:
-        """The number of elements of K and V that one token takes in all layers."""
+        """How many numbers K and V have for one token, over all layers."""
         return (1 if self.latent_dim else 2) * self.n_kv_layers * self.n_kv_heads * self.head_dim
 
 
@@ -194,11 +196,8 @@ _IRRELEVANT_PREFIXES = ("_", "unsloth_", "tokenizer_")
 
 
 def parse(config: dict[str, Any]) -> Dense:
-    """Parse the config.json of a native family.
-
-    Raises Unsupported, which names the field, for a setting that the decoder does not compute, and BadModel for invalid
-    values.
-    """
+    """Parse the config.json of a native family. Unsupported: it has a setting that the decoder does not compute; the
+    error names the field. BadModel: it has invalid values."""
     family = FAMILIES[config["model_type"]]
     if config.get("is_causal") is False:
         raise Unsupported("config.json has is_causal false: its tokens also attend to later ones; use a causal model")
@@ -248,7 +247,8 @@ def _check(c: Dense) -> None:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a checkpoint's dtype; float32 if `dtype` is None. Raises Unsupported if it is not one of DTYPES."""
+    """The name of a checkpoint's dtype, such as bfloat16. dtype: a torch dtype or a name; None means float32.
+    Unsupported: it is not one of DTYPES."""
     name = str(dtype or "float32").removeprefix("torch.")
     if name not in DTYPES:
         raise Unsupported(f"the checkpoint's dtype is {name!r}; supported: {', '.join(DTYPES)}")

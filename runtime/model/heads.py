@@ -1,13 +1,14 @@
-"""Draft heads: small networks that predict tokens from the last hidden states of the target model.
+"""Draft heads: small networks that predict tokens from hidden states of the target model. Their original checkpoints
+can be read. There are three kinds:
 
-Three kinds are read from their original checkpoints. Medusa (Cai et al., Medusa: simple LLM inference acceleration
-framework with multiple decoding heads, 2024): head k predicts the token k + 2 positions ahead. EAGLE (Li et al., EAGLE:
-speculative sampling requires rethinking feature uncertainty, 2024; the head of EAGLE-2 is the same): one autoregressive
-layer over the embedding of a token and the feature of the token before it. A feature is the target model's last hidden
-state, after the final norm. EAGLE-3 (Li et al., EAGLE-3: scaling up inference acceleration of large language models via
-training-time test, 2025): a feature joins three hidden states, of an early, a middle and a late layer, and the draft
-head has its own output layer, for the most frequent tokens.
-"""
+* Medusa (Cai et al., Medusa: simple LLM inference acceleration framework with multiple decoding heads, 2024). Head k
+  predicts the token k + 2 positions ahead, from a hidden state.
+* EAGLE (Li et al., EAGLE: speculative sampling requires rethinking feature uncertainty, 2024; EAGLE-2 uses the same
+  head). It is one autoregressive layer. Its input is the embedding of a token and the feature of the token before it. A
+  feature is the target model's last hidden state, after the final norm.
+* EAGLE-3 (Li et al., EAGLE-3: scaling up inference acceleration of large language models via training-time test, 2025).
+  A feature joins three hidden states, of an early, a middle and a late layer. The draft head has its own output layer,
+  for the most frequent tokens."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ Kind = Literal["model", "eagle", "eagle3", "medusa"]
 
 
 def kind_of(path: Path) -> Kind:
-    """What a directory contains: a model, or a draft head of one of three kinds. Raises BadModel if the weights are
-    missing or pickled, and Unsupported for tensors of unknown dtypes."""
+    """Tell what the directory `path` contains: a model, or one of three kinds of draft heads. BadModel: the weights are
+    missing or pickled. Unsupported: a tensor has an unknown dtype."""
     config = read_json(path / "config.json") or {}
     names = _checkpoint(path).tensors
     if "medusa_num_heads" in config or any(name.endswith(".linear.weight") and name[0].isdigit() for name in names):
@@ -50,8 +51,10 @@ def kind_of(path: Path) -> Kind:
 
 
 def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
-    """How many numbers a head stores per token: the feature that the target model computed, and for an EAGLE head also
-    the predicted feature and the head's keys and values."""
+    """How many numbers a draft head needs to store for each token. large: the target model.
+
+    A Medusa head needs the hidden state of the target model. An EAGLE head needs the target model's feature, the
+    feature that the head predicts, and the head's own keys and values."""
     if kind == "medusa":
         return large.hidden
     c = _dense(path)
@@ -59,15 +62,15 @@ def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
 
 
 def _dense(path: Path) -> families.Dense:
-    """The dimensions of an EAGLE head, whose layer is a Llama layer."""
+    """Read the dimensions of an EAGLE head from its config.json. Its one layer has the form of a Llama layer."""
     config = read_json(path / "config.json") or {}
     known = {key: value for key, value in config.items() if key not in _EAGLE3_FIELDS}
     return families.parse(known | {"model_type": "llama"})
 
 
 def _checkpoint(path: Path) -> Checkpoint:
-    """The weights of a head. The error for pickled weights says how to convert them without transformers, which cannot
-    load heads."""
+    """Open the checkpoint of a draft head. BadModel: it has only pickled weights; the message says how to convert
+    them."""
     pickled = [file.name for pattern in ("*.pt", "*.bin", "*.pth") for file in sorted(path.glob(pattern))]
     if pickled and not list(path.glob("*.safetensors")):
         raise BadModel(
@@ -79,15 +82,15 @@ def _checkpoint(path: Path) -> Checkpoint:
 
 
 class Medusa:
-    """Medusa heads: residual layers, then a projection to the vocabulary."""
+    """The Medusa heads of a model. Each head has residual layers, then a projection to the vocabulary."""
 
     def __init__(self, heads: Sequence[tuple[Sequence[Linear], Linear]]) -> None:
         self.heads = heads
 
     @torch.inference_mode()
     def __call__(self, features: Tensor) -> Tensor:
-        """features [n, hidden] -> logits, float32 [n_heads, n, vocab]; head k is for the token k + 2 positions
-        ahead."""
+        """Returns the logits of all heads, float32 [n_heads, n, vocab]. features: hidden states of the target model,
+        [n, hidden]. Head k predicts the token k + 2 positions ahead."""
         out = []
         for hidden, last in self.heads:
             x = features
@@ -98,7 +101,7 @@ class Medusa:
 
 
 class Eagle:
-    """An EAGLE layer with the target model's embedding and output head."""
+    """An EAGLE head: one layer that uses the embedding and the output head of the target model."""
 
     def __init__(self, large: Decoder, spec: ModelSpec, fc: Linear, layer: Layer, rope: tuple[Tensor, float],
                  eps: float) -> None:  # fmt: skip
@@ -106,14 +109,18 @@ class Eagle:
         self._rotations = Rotations(*rope)
 
     def store(self, slots: Tensor) -> FeatureStore:
-        """Returns a `FeatureStore`, with which the target model writes features to `slots` [n_slots, hidden]."""
+        """Make the `FeatureStore` for the target model, so that it writes the features of tokens to `slots` [n_slots,
+        hidden]."""
         return FeatureStore(slots)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
                 features: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Like `load.Model.forward`. features: the features of the token before each row, [n_rows, hidden]. Also
-        returns the features that the head predicts for `rows`, [n_out, hidden]."""
+        """Computes one step of the head, and writes K and V into `kv`. features: [n_rows, hidden], for each row the
+        feature of the token before it. The other arguments are those of `load.Model.forward`.
+
+        Returns, for the rows `rows`, the logits [n_out, vocab_size] and the features that the head predicts [n_out,
+        hidden]."""
         layer, s = self._layer, self.spec
         cos_sin = self._rotations(positions, ragged.kv_lens)
         h, x = self._inputs(F.embedding(ids, self._large.embed), features)
@@ -125,8 +132,8 @@ class Eagle:
         return self._logits(out), out
 
     def _inputs(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of attention and the residual stream, from a token's embedding and the feature of the token before
-        it."""
+        """Combine the embeddings of tokens with the features of the tokens before them, both [n_rows, hidden]. Returns
+        the input of attention, and the residual stream."""
         x = self._fc(torch.cat([embedded, features], -1))
         return x, x  # EAGLE has no norm before attention
 
@@ -135,18 +142,19 @@ class Eagle:
 
 
 class Eagle3(Eagle):
-    """An EAGLE-3 layer with the target model's embedding and its own output head."""
+    """An EAGLE-3 head: one layer that uses the embedding of the target model, but has its own output head."""
 
     def __init__(self, large: Decoder, spec: ModelSpec, layer: Layer, rope: tuple[Tensor, float], fuse: Linear,
                  norms: tuple[Tensor, Tensor], head: Linear, targets: Tensor, eps: float) -> None:  # fmt: skip
         """fuse: maps three hidden states of the target model to a feature. norms: the norm of features, and the norm
-        before the output head. targets: int64, for each token of the output head, its id in the target model."""
+        before the output head. targets: int64, the target model's token id of each output of the output head."""
         super().__init__(large, spec, fuse, layer, rope, eps)
         self._feature_norm, self._norm = norms
         self._head, self._targets = head, targets
 
     def store(self, slots: Tensor) -> FeatureStore:
-        """Like `Eagle.store`; a feature joins the hidden states after the three layers that EAGLE-3 is trained on."""
+        """Make the `FeatureStore` for the target model, so that it writes the features of tokens to `slots` [n_slots,
+        hidden]. A feature joins the hidden states after three layers, the ones that EAGLE-3 is trained on."""
         n = self._large.spec.n_layers
         return FeatureStore(slots, _layers_read(n), self._fc)
 
@@ -162,8 +170,8 @@ class Eagle3(Eagle):
 
 
 def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> Medusa:
-    """Read the Medusa heads in the checkpoint `path` to `device` in `dtype`. Raises BadModel if their tensors are
-    missing, and Unsupported if they were made for another model than `large`."""
+    """Read the Medusa heads in the directory `path` to `device` in `dtype`. BadModel: their tensors are missing.
+    Unsupported: they were made for another model than `large`."""
     with _checkpoint(path) as weights:
         shapes = {name: stored.shape for name, stored in weights.tensors.items()}
         numbers = [int(first) for name in shapes if (first := name.partition(".")[0]).isdecimal()]
@@ -192,8 +200,8 @@ def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch
 
 
 def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dtype, max_context: int) -> Eagle:
-    """Reads an EAGLE or EAGLE-3 head. Raises BadModel, or Unsupported if the head was made for another model or has
-    another structure."""
+    """Read the EAGLE or EAGLE-3 head in the directory `path`, for the target model `large`. BadModel: its tensors are
+    missing or invalid. Unsupported: it was made for another model, or has another structure."""
     c, is_newer = _dense(path), kind_of(path) == "eagle3"
     if c.hidden_size != large.spec.hidden or c.vocab_size != large.spec.vocab_size or c.num_hidden_layers != 1:
         raise Unsupported(
@@ -248,8 +256,8 @@ def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dt
 
 
 def _own_head(weights: Checkpoint, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[Linear, Tensor]:
-    """The output layer of an EAGLE-3 head, and for each of its outputs the token's id in the target model. (The tensor
-    d2t holds id minus index.)"""
+    """Read the output layer of an EAGLE-3 head. Returns the layer, and the token ids in the target model of its
+    outputs, int64 [n_outputs]. BadModel: an id is not in the target model's vocabulary."""
     weight = weights.take("lm_head.weight").to(device, dtype)
     own = torch.arange(len(weight))
     targets = own + weights.take("d2t", len(weight), dtype="I64") if "d2t" in weights else own
@@ -259,12 +267,14 @@ def _own_head(weights: Checkpoint, large: ModelSpec, device: torch.device, dtype
 
 
 def _layers_read(n_layers: int) -> tuple[int, ...]:
-    """Returns the numbers of layers of the target model after which EAGLE-3 reads hidden states."""
+    """The three points at which EAGLE-3 reads hidden states of a target model with `n_layers` layers: after how many
+    layers."""
     return 2, n_layers // 2, n_layers - 3
 
 
 def _check_layers(path: Path, n_layers: int) -> None:
-    """Raises Unsupported if a head reads other layers than `_layers_read`, or the target model has too few layers."""
+    """Check that an EAGLE-3 head in `path` fits a target model with `n_layers` layers. Unsupported: the head reads
+    hidden states after other layers than `_layers_read` gives, or the model has fewer than 7 layers."""
     config = read_json(path / "config.json") or {}
     named = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     early, middle, late = _layers_read(n_layers)

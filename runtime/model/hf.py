@@ -1,20 +1,23 @@
-"""Runs the architectures that the native decoder does not compute, with transformers' modelling code and our KV pages.
+"""Runs the architectures that the native decoder does not compute: with transformers' modelling code, but on Banyan's
+KV pages.
 
-transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). Our function in it writes K and V to the
-pools and reads them through the page table. Everything else (norms, experts, positions, logit caps) remains
-transformers' code.
+transformers looks up its attention function in a registry (`ALL_ATTENTION_FUNCTIONS`). The function that this module
+registers writes K and V to the pools, and reads them through the page table. Everything else (norms, experts,
+positions, logit caps) remains transformers' code.
 
 If layers differ in the number or size of their heads, a page has room for the largest. Queries, keys and values of the
 other layers are padded with zeros, which changes no score and no output. Multi-head latent attention reads latents
 (latent.py). On a CPU, linear layers become `Linear`, and experts `PackedExperts` (moe.py). Recurrent states are kept in
 slots (recurrent.py).
 
-The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
-function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
-finds the window in it, and passes the window to the layer in place of a mask. Then the logits are compared with those
-of the model's eager code on a few tokens, in chunks and batched with another request. A rule, option or state that
-paged attention cannot express raises an `Unsupported` that names it; anything else that differs fails the comparison.
-"""
+The attention rule of each layer (its sliding window and softcap) is found when the model is loaded. For the first
+forward pass, this module registers a mask function (`ALL_MASK_ATTENTION_FUNCTIONS`). It gets the rule by which
+transformers would build the mask of a layer, derives the window from that rule, and returns the window in place of a
+mask.
+
+Then the logits of a few tokens are compared with those of the model's eager code, in chunks and batched with another
+request. A rule, option or state that paged attention cannot express raises an `Unsupported` that names it. Any other
+difference fails the comparison."""
 
 from __future__ import annotations
 
@@ -76,8 +79,8 @@ _PROBE_PAGE = 16
 
 
 class AttentionRule(NamedTuple):
-    """The sliding window and the logit softcap of one layer's attention; 0: the layer has none. in_chunks: a token
-    attends only to tokens of its chunk."""
+    """What one layer's attention does. window: its sliding window in tokens; 0: none. softcap: the softcap of its
+    logits; 0: none. in_chunks: whether a token attends only to tokens of its own chunk of the text."""
 
     window: int
     softcap: float
@@ -85,7 +88,8 @@ class AttentionRule(NamedTuple):
 
 
 class HfStep(NamedTuple):
-    """The arguments of the running forward pass, for the attention function that transformers calls."""
+    """The arguments of the forward pass that runs now. transformers calls the attention function, which reads them from
+    here."""
 
     spec: ModelSpec
     ragged: Ragged
@@ -98,14 +102,14 @@ _STEP: ContextVar[HfStep] = ContextVar("step")
 
 
 def _images() -> ImageInputs | None:
-    """The image inputs of the running forward pass."""
+    """The image inputs of the forward pass that runs now; None: it has no images, or none runs."""
     step = _STEP.get(None)
     return None if step is None else step.images
 
 
 class HfModel:
-    """A model that runs transformers' code; implements `load.Model`. tower: the vision tower, which makes the
-    embeddings of an image; None: the model does not take images."""
+    """A model that runs transformers' code; implements `load.Model`. tower: the part that computes the embeddings of
+    images; None: the model takes only text."""
 
     def __init__(self, spec: ModelSpec, model: Any, context: int) -> None:
         self.spec = spec
@@ -120,18 +124,18 @@ class HfModel:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a request's recurrent state."""
+        """The size of one request's recurrent state, in bytes."""
         return recurrent.slot_bytes(self._state_parts)
 
     def new_states(self, n_slots: int) -> recurrent.StatePool:
-        """Creates the pool of recurrent states that `forward` uses from now on. Call the pool's `begin` before each
-        step."""
+        """Make a pool for the recurrent states of `n_slots` requests. `forward` uses this pool from now on. Before each
+        step, the caller must call the pool's `begin`."""
         self._states = recurrent.StatePool(self._state_parts, n_slots, self._model.device, self._is_stepwise)
         return self._states
 
     @property
     def module(self) -> nn.Module:
-        """transformers' model."""
+        """The model as transformers' own module."""
         module: nn.Module = self._model
         return module
 
@@ -167,14 +171,17 @@ class HfModel:
         return logits.float()
 
     def _set_attention(self, name: str) -> None:
-        """Sets the attention implementation of all modules but the tower that reads images."""
+        """Set transformers' attention implementation to `name`, except for the tower that reads images."""
         by_part = {"": name, "text_config": name, "vision_config": "sdpa"}
         self._model.set_attn_implementation(name if self.tower is None else by_part)
 
     def probe(self, n_bits: int = 0, keeps_fp4: bool = False) -> None:
-        """Find the attention rule of each layer, pack linear layers and experts, and compare the logits with those of
-        the model's eager code. Raises Unsupported if they differ. n_bits: bits to which weights are rounded; 0: they
-        are not rounded. keeps_fp4: experts whose weights MXFP4 can represent exactly stay quantised."""
+        """Make the model ready to run on KV pages. Find the attention rule of each layer, pack linear layers and
+        experts, and compare the logits of a few tokens with those of transformers' eager code. Unsupported: they
+        differ, or the model needs something that paged attention cannot do.
+
+        n_bits: the number of bits to which weights are rounded; 0: they are not rounded. keeps_fp4: whether expert
+        weights that MXFP4 can represent exactly are stored in MXFP4."""
         try:
             self._probe(n_bits, keeps_fp4)
         except (BanyanError, torch.OutOfMemoryError):
@@ -249,7 +256,7 @@ class HfModel:
 
 @contextmanager
 def _called(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """A context that collects the modules that run in it."""
+    """A context manager that collects the modules of `model` that run inside the `with` block."""
     called: set[nn.Module] = set()
     hooks = [module.register_forward_hook(lambda own, *_: called.add(own)) for module in model.modules()]
     try:
@@ -260,8 +267,8 @@ def _called(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def _drop_unused(model: nn.Module, called: set[nn.Module]) -> None:
-    """Free the weights of the towers for images and sound: the parts that are a PreTrainedModel, and none of whose
-    modules ran."""
+    """Free the weights of the towers for images and sound, which a model that takes only text does not need. These are
+    the parts that are a PreTrainedModel themselves and have no module in `called`."""
     for part in [*model.modules()]:
         if part is not model and isinstance(part, PreTrainedModel) and called.isdisjoint(part.modules()):
             for tensor in (*part.parameters(), *part.buffers()):
@@ -269,7 +276,8 @@ def _drop_unused(model: nn.Module, called: set[nn.Module]) -> None:
 
 
 class _PackedLinear(nn.Module):
-    """Computes `Linear` in place of an nn.Linear."""
+    """Replaces an nn.Linear by Banyan's `Linear`. n_bits: the number of bits to which its weight is rounded; 0: it is
+    not rounded."""
 
     def __init__(self, linear: nn.Linear, n_bits: int) -> None:
         super().__init__()
@@ -283,9 +291,11 @@ class _PackedLinear(nn.Module):
 
 
 def _round(model: nn.Module, n_bits: int, kept: set[nn.Module]) -> None:
-    """Round the weights of each nn.Linear, so that the probe compares two models with the same weights. The embedding
-    that a head is tied to is not rounded. `_pack` rounds the weights again, which changes nothing. kept: modules that
-    are not rounded."""
+    """Round the weight of each nn.Linear to n_bits, except in the modules in `kept`. The embedding is not rounded, even
+    if the output head has the same weight.
+
+    The eager model then has the same weights as the packed one, so their logits can be compared. When `_pack` rounds
+    the weights again, this changes nothing."""
     for module in model.modules():
         if type(module) is nn.Linear and module not in kept:
             weight = module.weight.data
@@ -296,9 +306,12 @@ def _pack(
     model: nn.Module, called: set[nn.Module], device: torch.device, n_bits: int, experts: dict[nn.Module, Gate],
     keep: Callable[[Tensor], Tensor | Grouped] | None,
 ) -> None:  # fmt: skip
-    """Replace the experts by packed ones, and each nn.Linear that ran by a `_PackedLinear`. (Of an nn.Linear that did
-    not run, the model may read the weight.) On a GPU, linear layers are replaced only if they are rounded. keep:
-    converts the weights of experts if they are not rounded; None: they stay as they are."""
+    """Replace each module of experts by `PackedExperts`, and each nn.Linear in `called` by a `_PackedLinear`. On a GPU,
+    linear layers are replaced only if they are rounded.
+
+    called: the modules that ran in a forward pass. (Of other modules, transformers' code may read the weight directly.)
+    n_bits: bits to which weights are rounded; 0: not rounded. keep: converts the weights of experts that are not
+    rounded; None: they stay unchanged."""
     exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
     moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
     if device.type != "cpu" and not n_bits:
@@ -312,7 +325,9 @@ def _pack(
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Our entry in transformers' registry: query, key, value [1, heads, n_rows, dim] -> [1, n_rows, heads, dim]."""
+    """Computes attention over KV pages. transformers calls it for each layer, because it is in transformers' registry.
+    query, key, value: [1, heads, n_rows, dim]. Returns the output [1, n_rows, heads, dim], and None for the attention
+    weights."""
     step = _STEP.get()
     layer = module.layer_idx
     if layer not in step.kv:
@@ -367,8 +382,8 @@ _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", 
 def _rule(
     module: Any, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
 ) -> AttentionRule:
-    """Derive a layer's rule from its call to attention. Unsupported: the layer needs something that paged attention
-    cannot do; the message says what."""
+    """Derive the attention rule of a layer from the arguments of its first call to attention. mask: what `_mask`
+    returned. Unsupported: the layer needs something that paged attention cannot do; the message says what."""
     name = type(module).__name__
     n_pool, dim = step.kv[module.layer_idx][0].shape[2:]
     if k.shape[1] > n_pool or max(k.shape[3], v.shape[3]) > dim or k.shape[1] != v.shape[1]:
@@ -391,12 +406,12 @@ def _is_set(value: Any) -> bool:
 
 
 def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None = None, **_: Any) -> Tensor:
-    """Returns the layer's window (0: a token attends to all tokens; -1: to those of its chunk) as a tensor [1, 1, 1, 1]
-    in place of a mask.
+    """Find the window of a layer, and return it as a tensor [1, 1, 1, 1] in place of a mask. 0: a token attends to all
+    tokens up to itself. -1: only to those of its chunk. Unsupported: the mask is neither of these nor a sliding window.
 
-    mask_function is transformers' (batch, head, query, key) -> visible. It is evaluated for the last two positions of
-    the context: with full attention the last one sees one more token, with a window both see the same number.
-    """
+    mask_function comes from transformers: (batch, head, query, key) -> whether the query attends to the key. It is
+    evaluated for the last two positions of the context. With full attention, the last position attends to one token
+    more than the position before it. With a window, both attend to the same number of tokens."""
     step = _STEP.get()
     last = step.spec.max_context - 1
     keys = torch.arange(last + 2, device=device)
@@ -426,10 +441,10 @@ AttentionMaskInterface.register(_PROBING, _mask)
 
 
 def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
-    """The spec of an architecture that transformers computes. `common`: name, family, eos_ids, n_parameters.
+    """Read the spec of an architecture that transformers computes from the config.json in `path`. common: the fields
+    name, family, eos_ids and n_parameters of the spec.
 
-    Raises Unsupported if the config alone shows that paged attention cannot run the model.
-    """
+    Unsupported: config.json alone shows that paged attention cannot run the model. BadModel: config.json is invalid."""
     family = common["family"]
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -473,7 +488,8 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
 
 
 def _max_context(path: Path, config: Any) -> int:
-    """The longest context according to config.json; 0 if config.json gives none."""
+    """The longest context that config.json allows, in tokens; 0: it names no limit. BadModel: it has invalid
+    numbers."""
     longest, rope = _largest(config, "max_position_embeddings"), getattr(config, "rope_parameters", None) or {}
     try:
         if rope.get("rope_type") == "yarn":  # if layers differ in rope, its keys are kinds of layers
@@ -486,16 +502,16 @@ def _max_context(path: Path, config: Any) -> int:
 
 
 def _windows(config: Any) -> tuple[int, ...]:
-    """`ModelSpec.windows` according to config.json, which may lack windows; the probe finds all of them in the
-    model."""
+    """The sliding window of each layer in tokens, according to config.json; 0: none. (): no layer has one. config.json
+    may lack windows that the model has; `HfModel.probe` finds these."""
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     window = _largest(config, "sliding_window")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds) if window else ()
 
 
 def _kv_layers(config: Any) -> tuple[int, ...] | None:
-    """The layers with attention, if other layers of the model have a recurrent state; None if no layer has a recurrent
-    state."""
+    """The numbers of the layers with attention, for a model in which other layers have a recurrent state. None: no
+    layer of the model has a recurrent state."""
     try:
         layers = DynamicCache(config=config).layers
         if any(isinstance(layer, cache_utils.LinearAttentionLayer) for layer in layers):
@@ -506,7 +522,7 @@ def _kv_layers(config: Any) -> tuple[int, ...] | None:
 
 
 def _largest(config: Any, name: str) -> int:
-    """The config's number `name`: the largest if layers differ, 0 if there is none."""
+    """The field `name` of a config, a number. If the layers differ in it, the largest; if there is no such field, 0."""
     try:
         return getattr(config, name, None) or 0
     except Exception:  # if layers differ, transformers refuses to read it for the whole model
@@ -518,8 +534,8 @@ def _n_experts(config: Any) -> int:
 
 
 def auto_class(config: Any) -> Any:
-    """The auto class of transformers that makes the model; None if the model is not a language model. A model that also
-    takes images counts as a language model."""
+    """The auto class of transformers that makes models with this config, such as AutoModelForCausalLM. None: it is not
+    a language model. (A model that also takes images counts as a language model.)"""
     return next(
         (auto for auto in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in auto._model_mapping),
         None,
@@ -549,15 +565,15 @@ def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | Non
 
 
 def _beside_text(model: Any) -> set[nn.Module]:
-    """The modules of a multimodal model that compute no text."""
+    """The modules of a multimodal model that do not take part in computing text, such as a vision tower."""
     return set(model.modules()) - {*model.get_decoder().modules(), model.get_output_embeddings()}
 
 
 def build_empty(
     spec: ModelSpec, path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool
 ) -> nn.Module:
-    """Returns the module that `build` makes, but its tensors have no defined content. For a CPU, call this inside a
-    FakeTensorMode."""
+    """Make the same module as `build`, but with undefined tensor contents and without reading weights. For a CPU, call
+    this inside a FakeTensorMode."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -598,8 +614,12 @@ def build(
     keeps_fp4: bool,
     progress: Progress | None,
 ) -> HfModel:
-    """Load the weights with transformers (which also renames and fuses them), then probe the model. Quantised weights
-    are dequantised first; with `keeps_fp4`, experts in MXFP4 are quantised again, without a loss."""
+    """Load a model with transformers, which also renames and fuses the weights. Then probe the model, and return it.
+    Unsupported: the probe failed, or the checkpoint has weights that the model does not use. BadModel: the checkpoint
+    cannot be loaded.
+
+    Quantised weights are dequantised first. keeps_fp4: whether experts that are stored in MXFP4 are then quantised to
+    MXFP4 again, which loses nothing. n_bits: bits to which weights are rounded; 0: not rounded."""
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
@@ -632,8 +652,10 @@ def build(
 def _from_few_bits(
     auto: Any, config: Any, path: Path, quantisation: Quantisation, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads a quantised checkpoint, which our own readers dequantise: to read the files, transformers would need the
-    package that wrote them, and often a GPU."""
+    """Load a quantised checkpoint. Returns the model, and transformers' info about the loading.
+
+    Banyan's own readers dequantise the weights. If transformers read the files, it would need the package that wrote
+    them, and often a GPU."""
     config.__dict__.pop("quantization_config", None)
     with Checkpoint(path) as weights:
         tensors = state_dict(weights, quantisation, options["dtype"])
@@ -650,7 +672,8 @@ def _from_few_bits(
 
 
 def _freeze_rope(model: nn.Module, context: int) -> None:
-    """Fix the RoPE frequencies that transformers would choose by the longest sequence of each batch; see rope.py."""
+    """Fix the RoPE frequencies of a model for contexts of up to `context` tokens. transformers would choose them anew
+    for each batch, by its longest sequence, so cached keys would become wrong."""
     module: Any
     for module in model.modules():
         kinds = getattr(module, "rope_type", "default")
@@ -675,8 +698,9 @@ def _freeze_rope(model: nn.Module, context: int) -> None:
 
 
 def _freeze_temperature(model: nn.Module) -> None:
-    """Turns off the scaling of queries by position in transformers' code, which counts positions from the batch's
-    start; `_attention` scales them instead."""
+    """Turn off transformers' scaling of queries by their position, if the model has it. transformers counts positions
+    from the start of the batch, which is wrong if the KV before it is cached. `_attention` scales the queries
+    instead."""
     module: Any
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
@@ -685,7 +709,8 @@ def _freeze_temperature(model: nn.Module) -> None:
 
 @contextmanager
 def _reported(progress: Progress | None, n_bytes: int) -> Iterator[None]:
-    """Reports the loading by transformers to `progress`, in place of transformers' own progress bar."""
+    """A context manager that reports the progress of transformers' loading to `progress`, instead of showing
+    transformers' own progress bar. n_bytes: the size of the checkpoint."""
 
     def hook(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Any]:
         items = list(args[0])

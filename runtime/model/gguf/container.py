@@ -1,10 +1,10 @@
-"""Reads the header of a GGUF file: its metadata and where its tensors lie.
+"""Reads the header of a GGUF file: its metadata, and the offset, shape and format of each tensor.
 
-The format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The header is read
-without torch and without numpy, since the server and the command line read it. The `gguf` package takes 6 s for the
-49,152 tokens of a small vocabulary, this reader 0.1 s (one core of an AMD EPYC). Every count in the header is compared
-with the bytes that are left before anything is allocated for it.
-"""
+The format is described in github.com/ggml-org/ggml/blob/master/docs/gguf.md; versions 2 and 3, little-endian, are
+supported. Every count in the header is compared with the bytes that are left, before memory is allocated for it.
+
+The reader uses neither torch nor numpy, because the server and the command line need it, too. For the 49,152 tokens of
+a small vocabulary, it takes 0.1 s, and the package `gguf` takes 6 s (one core of an AMD EPYC)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _STRING, _ARRAY = 8, 9
 
 
 class Format(NamedTuple):
-    """How weights are stored: blocks of `block` weights in `n_bytes` bytes. number: GGUF's number for the format."""
+    """A format of weights in GGUF: `block` weights are stored in `n_bytes` bytes. number: how GGUF numbers the
+    format."""
 
     number: int
     block: int
@@ -59,7 +60,8 @@ _OTHER_FORMATS = {
 
 
 class GgufHeader(NamedTuple):
-    """The header of a file. metadata: arrays of numbers are lists. end: size of the header in bytes."""
+    """The header of a GGUF file. metadata: an array of numbers is a list. tensors: where each tensor is stored. end:
+    the size of the header in bytes."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Stored]
@@ -67,8 +69,8 @@ class GgufHeader(NamedTuple):
 
 
 def shards(file: Path) -> list[Path]:
-    """The files of a model whose first file is `file`: NAME-00001-of-00003.gguf is the first of three. BadModel: a file
-    is missing."""
+    """List the files of a model whose first file is `file`. NAME-00001-of-00003.gguf, for example, is the first of
+    three. BadModel: one of them is missing."""
     match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", file.name)
     if match is None:
         return [file]
@@ -79,8 +81,8 @@ def shards(file: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """Read the header of a file. The result is cached until the file changes. BadModel: the file is broken;
-    Unsupported: its version, or a format of its weights, is not supported."""
+    """Read the header of a GGUF file. The result is cached until the file changes. BadModel: the file is broken.
+    Unsupported: the version of GGUF or the format of some weights is not supported."""
     try:
         status = file.stat()
         return _read(file, status.st_size, status.st_mtime_ns)
@@ -89,7 +91,7 @@ def read_header(file: Path) -> GgufHeader:
 
 
 def read_floats(stored: Stored) -> list[float]:
-    """The numbers of a tensor in F32, without torch."""
+    """Read a tensor whose format is F32 into a list, without torch."""
     numbers = array("f")
     with stored.file.open("rb") as f:
         f.seek(stored.offset)
@@ -106,7 +108,7 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
 
 
 class _HeaderReader:
-    """Reads the values of a header in their order."""
+    """Reads a header from start to end. Each method reads the next value."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self._at = file, data, 0
@@ -142,7 +144,8 @@ class _HeaderReader:
         return GgufHeader(metadata, tensors, self._at)
 
     def _tensor(self) -> tuple[str, Stored]:
-        """Read the name and the place of a tensor. Its offset counts from the start of the first tensor."""
+        """Read the entry of one tensor: its name, shape, format and offset. The offset counts from the start of the
+        tensor data."""
         name = self._string()
         if (n_dimensions := self._number("I")) > _MAX_DIMENSIONS:
             raise BadModel(f"{self._file}: {name} has {n_dimensions} dimensions")
@@ -186,8 +189,8 @@ class _HeaderReader:
         return self._data[start : self._at]
 
     def _checked(self, count: int, width: int) -> int:
-        """Returns `count`. BadModel: the rest of the header has no room for `count` values of at least `width`
-        bytes."""
+        """Return `count`, a count in the header, after a check that so many values fit into the rest of the header.
+        width: the fewest bytes of a value. BadModel: they do not fit."""
         if count > (self._end - self._at) // width:
             raise BadModel(
                 f"{self._file} is truncated or broken: at byte {self._at} its header announces {count:,} values of at "

@@ -1,9 +1,8 @@
-"""Reads weights in GGUF's formats. A block is a row of bytes; see FORMATS for its sizes.
+"""Reads weights in GGUF's formats. A tensor of weights is a sequence of blocks; FORMATS has their sizes.
 
-The formats are those of ggml-quants.c (dequantize_row_*) in llama.cpp. `d` is a block's scale and `m` its minimum,
-which is added or subtracted; both are float16. In a byte with two weights, the low half belongs to the first half of
-the block.
-"""
+The formats are those of ggml-quants.c (dequantize_row_*) in llama.cpp. `d` is the scale of a block or group, and `m`
+its minimum, which is added or subtracted. If a byte holds two weights, its low half belongs to the first half of the
+block."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ both cores."""
 
 
 class _Groups(NamedTuple):
-    """weights = numbers * scale + minimum"""
+    """Quantised weights of some blocks, in groups that share a scale. weight = number * scale + minimum."""
 
     numbers: Tensor  # [n_blocks, n_groups, size], of 8 bits
     scale: Tensor  # float32 [n_blocks, n_groups, 1]
@@ -35,7 +34,7 @@ class _Groups(NamedTuple):
 
 
 def read_tensor(stored: Stored, dtype: torch.dtype) -> Tensor:
-    """Reads a tensor to the CPU and converts it to `dtype`. OSError, ValueError: the file cannot be read."""
+    """Read a tensor into CPU memory, dequantised to `dtype`. OSError, ValueError: the file cannot be read."""
     block = FORMATS[stored.dtype].block
     out = torch.empty(stored.shape, dtype=dtype)
 
@@ -52,9 +51,11 @@ def read_tensor(stored: Stored, dtype: torch.dtype) -> Tensor:
 
 
 def read_grouped(stored: Stored) -> Grouped | None:
-    """Reads a matrix to the CPU in the bits in which it is stored, with two exceptions: Q5 becomes 8 bits, and Q6_K,
-    which has groups of 16, is rounded to 8 bits in groups of 32. Returns None if the matrix is stored in floats.
-    OSError, ValueError: the file cannot be read."""
+    """Read a matrix into CPU memory without dequantising it. None: it is stored in floats. OSError, ValueError: the
+    file cannot be read.
+
+    The numbers have the bits in which they are stored, with two exceptions: those of Q5 formats become 8 bits, and
+    Q6_K, whose groups have 16 weights, is rounded to 8 bits in groups of 32."""
     if stored.dtype == "Q6_K":
         return quantise(read_tensor(stored, torch.float32), 8)
     weight = empty_grouped(stored, torch.device("cpu"))
@@ -74,7 +75,8 @@ def read_grouped(stored: Stored) -> Grouped | None:
 
 
 def empty_grouped(stored: Stored, device: torch.device) -> Grouped | None:
-    """What `read_grouped` returns, but with undefined content."""
+    """Allocate a matrix of the form that `read_grouped` returns, with undefined content. None: it is stored in
+    floats."""
     if stored.dtype in _FLOATS:
         return None
     n_out, n_in = stored.shape
@@ -85,8 +87,9 @@ def empty_grouped(stored: Stored, device: torch.device) -> Grouped | None:
 
 
 def _read(stored: Stored, convert: Callable[..., None], outputs: Sequence[Tensor]) -> None:
-    """Reads a tensor in chunks, and calls convert(blocks, *rows of the outputs) for each. Each output has a row per
-    block."""
+    """Read a tensor in chunks of blocks, on several threads. For each chunk, call convert(blocks, *rows): `blocks` are
+    its bytes, uint8 [n, bytes of a block], and `rows` are the n rows of each output that it must fill. Each output has
+    one row for each block of the tensor."""
     _, block, n_bytes = FORMATS[stored.dtype]
     n_blocks, step = len(outputs[0]), max(1, _CHUNK // block)
     with stored.file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) as data:
@@ -99,22 +102,23 @@ def _read(stored: Stored, convert: Callable[..., None], outputs: Sequence[Tensor
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at byte `at` of each block, as float32 [n_blocks, 1, 1]."""
+    """Read a float16 from each block, at byte `at`. Returns float32 [n_blocks, 1, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()[:, None]
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """[..., n] bytes -> [..., 2, n] numbers of 4 bits, low halves first."""
+    """Split bytes [..., n] into numbers of 4 bits [..., 2, n]: first all low halves, then all high halves."""
     return torch.stack((packed & 15, packed >> 4), -2)
 
 
 def _one_group(packed: Tensor) -> Tensor:
-    """16 bytes of each block -> [n_blocks, 1, 32] numbers of 4 bits."""
+    """Split the 16 bytes of each block into a group of 32 numbers of 4 bits: [n_blocks, 16] -> [n_blocks, 1, 32]."""
     return _nibbles(packed).flatten(1)[:, None]
 
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """The 32 bits from byte `at` of each block, the fifth bits of its weights, times 16: [n_blocks, 1, 32]."""
+    """Read the fifth bit of each weight in the Q5_0 and Q5_1 formats: 32 bits from byte `at` of each block. Returns 16
+    for a set bit, else 0, [n_blocks, 1, 32]."""
     bits = blocks[:, at : at + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
     return bits.flatten(1)[:, None] << 4
 
@@ -144,8 +148,8 @@ def _q8_0(blocks: Tensor) -> _Groups:
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minimums of the 8 groups of 32 weights of Q4_K and Q5_K, [n_blocks, 8, 1]. They are numbers of 6 bits
-    in 12 bytes, times two float16."""
+    """Read the scales and minimums of Q4_K and Q5_K, for 8 groups of 32 weights in each block. Returns both as
+    [n_blocks, 8, 1]. A block stores them as numbers of 6 bits, in 12 bytes, to be multiplied by two float16."""
     scales = blocks[:, 4:16]
     low, high, mixed = scales[:, :4], scales[:, 4:8], scales[:, 8:]
     d = torch.cat((low & 63, mixed & 15 | low >> 2 & 48), 1)
@@ -163,7 +167,7 @@ def _q5_k(blocks: Tensor) -> _Groups:
 
 
 def _q6_k(blocks: Tensor) -> _Groups:
-    """A block has two halves of 4 x 32 weights. For each half, 64 bytes hold the low 4 bits of the
+    """Read blocks of Q6_K. A block has two halves of 4 x 32 weights. For each half, 64 bytes hold the low 4 bits of the
     weights, and 32 bytes the high 2 bits. Every 16 weights share a scale of 8 bits."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)  # [n_blocks, 2, 4, 32]
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]

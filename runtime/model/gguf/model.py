@@ -1,5 +1,5 @@
-"""Presents a GGUF file as a model directory: makes the configuration and tokenizer files from its metadata, and gives
-its tensors the names that they have in a safetensors checkpoint."""
+"""Presents a GGUF file as if it were a model directory: makes config.json and the tokenizer's files from the file's
+metadata, and gives the tensors the names that they have in a safetensors checkpoint."""
 
 from __future__ import annotations
 
@@ -60,22 +60,23 @@ _NAMES = {
 
 
 class GgufModel(NamedTuple):
-    """A model in a GGUF file. config: what config.json would contain."""
+    """A model in a GGUF file. metadata: that of the file's header. config: what a config.json for the model would
+    contain. tensors: where each tensor is stored, by its name in a safetensors checkpoint."""
 
     metadata: dict[str, Any]
     config: dict[str, Any]
     tensors: dict[str, Stored]
 
     def take(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The tensor `name` on the CPU in `dtype`, its rows in the order of the checkpoint from which the file was
-        made."""
+        """Read the tensor `name` into CPU memory, dequantised to `dtype`. Its rows have the order of the original
+        checkpoint, from which the GGUF file was made."""
         from banyan.runtime.model.gguf.dequantise import read_tensor
 
         return self._rows(name, read_tensor(self.tensors[name], dtype))
 
     def take_grouped(self, name: str) -> Grouped | None:
-        """The matrix `name` in the bits in which it is stored, its rows ordered as in `take`; None if it is stored in
-        floats."""
+        """Read the matrix `name` into CPU memory without dequantising it; None: it is stored in floats. Its rows have
+        the order of the original checkpoint, from which the GGUF file was made."""
         from banyan.runtime.model.gguf.dequantise import read_grouped
 
         weight = read_grouped(self.tensors[name])
@@ -86,7 +87,8 @@ class GgufModel(NamedTuple):
         return weight._replace(numbers=numbers, scale=scale, minimum=minimum)
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
-        """The rows of a tensor in the order of the checkpoint from which the file was made."""
+        """Put the rows of a tensor back into the order of the original checkpoint. GGUF files of the llama architecture
+        have the rows of the q and k projections in another order."""
         if self.config["model_type"] not in ("llama", "mistral") or not re.search(r"\.[qk]_proj\.", name):
             return tensor
         # llama.cpp rotates neighbouring dimensions, so GGUF has row j of a head's first half beside row j of its second
@@ -96,7 +98,8 @@ class GgufModel(NamedTuple):
 
 
 def read(file: Path) -> GgufModel:
-    """Read the model whose first or only file is `file`. BadModel, Unsupported: the model cannot be run."""
+    """Read the metadata and tensor list of a model. file: its first or only GGUF file. BadModel: the file is broken.
+    Unsupported: the model cannot be run."""
     headers = [read_header(part) for part in shards(file)]
     with _named(file):
         return _translate(headers)
@@ -107,8 +110,8 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_bytes(file: Path) -> bytes:
-    """The content of a file of a model directory, or of the directory that a GGUF file stands for. FileNotFoundError:
-    there is no such file."""
+    """Read a file such as config.json. Its directory may also be a GGUF file: the content is then made from the
+    metadata. FileNotFoundError: there is no such file."""
     if not is_gguf(file.parent):
         return file.read_bytes()
     if file.name not in _VIRTUAL:
@@ -120,7 +123,7 @@ def read_bytes(file: Path) -> bytes:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Puts the file's name at the start of errors about its contents."""
+    """A context manager that puts the name of `file` in front of the message of a BadModel or Unsupported error."""
     try:
         yield
     except (BadModel, Unsupported) as e:
@@ -181,7 +184,8 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
 
 
 def _name(name: str) -> str:
-    """The name of a tensor in a safetensors checkpoint; unknown names are returned unchanged."""
+    """Translate the name of a GGUF tensor to its name in a safetensors checkpoint. An unknown name is returned
+    unchanged."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is None or match[2] not in _NAMES:
         return name
@@ -189,7 +193,9 @@ def _name(name: str) -> str:
 
 
 def _check(config: dict[str, Any], own: dict[str, Any], tensors: dict[str, Stored]) -> None:
-    """Raises BadModel or Unsupported for sizes that cannot be right, before they are used."""
+    """Check the sizes of a model before they are used, and fill in defaults for heads. config: its config.json so far.
+    own: the metadata of its architecture. BadModel: a size is missing or impossible. Unsupported: the decoder cannot
+    compute it."""
     sizes = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
     if missing := [field for field in sizes if not isinstance(config.get(field), int)]:
         raise BadModel(f"its metadata gives no {', '.join(missing)}")

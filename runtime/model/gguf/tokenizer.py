@@ -1,8 +1,8 @@
 """Converts the tokenizer in a GGUF file's metadata to tokenizer.json and tokenizer_config.json.
 
-Two kinds are supported: byte-level BPE ("gpt2"), for which GGUF only names the regex that splits text, and
-SentencePiece ("llama"), whose merges follow from the scores of its pieces.
-"""
+Two kinds are supported. Byte-level BPE ("gpt2"): GGUF gives only a name for the regex that splits text into words, so
+the regexes are listed here. SentencePiece ("llama"): GGUF gives a score for each piece, from which the merges
+follow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ WORDS, ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def gpt_4(digits: str, words: str = WORDS) -> str:
-    """The regex of a word for a tokenizer like GPT-4's. digits: the regex of a number. words: the regex of
-    contractions, such as 'll."""
+    """Make the regex that splits a text into words, for a tokenizer like that of GPT-4. digits: the regex of a number.
+    words: the regex of contractions such as 'll."""
     return rf"{words}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{ENDS}"
 
 
 def o200k(digits: str, words: str) -> str:
-    """The regex of a word for a tokenizer like GPT-4o's. digits, words: as for `gpt_4`."""
+    """Make the regex that splits a text into words, for a tokenizer like that of GPT-4o. digits: the regex of a number.
+    words: the regex of contractions such as 'll; "": none."""
     start, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     cased = rf"{start}{upper}*{lower}+{words}|{start}{upper}+{lower}*{words}"
     return rf"{cased}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{ENDS}"
@@ -49,7 +50,8 @@ every text."""
 
 
 def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
-    """The tokenizer's value `name`; None if there is none. BadModel: the value is not of the type `kind`."""
+    """Return the tokenizer setting `name` from the metadata; None: it is not set. BadModel: it is not of the type
+    `kind`."""
     value = metadata.get(f"tokenizer.ggml.{name}")
     if value is not None and not isinstance(value, kind):
         raise BadModel(f"tokenizer.ggml.{name} is {value!r:.40}, which is no {kind.__name__}")
@@ -57,8 +59,8 @@ def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def _list(metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
-    """The tokenizer's list `name`; [] if there is none. In GGUF all items of a list have one type. BadModel: the type
-    is not `kind`."""
+    """Return the tokenizer's list `name` from the metadata; []: there is none. BadModel: its first item is not of the
+    type `kind`. (In GGUF, all items of a list have the same type.)"""
     found = _key(metadata, name, list) or []
     if found and not isinstance(found[0], kind):
         raise BadModel(f"tokenizer.ggml.{name} has {found[0]!r:.40}, which is no {kind.__name__.lower()}")
@@ -66,7 +68,8 @@ def _list(metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
 
 
 def _tokens(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
-    """The tokens and their types."""
+    """Return the texts of all tokens, by id, and the type of each token. BadModel: there are none, or the two lists
+    differ in length."""
     tokens: list[str] = _list(metadata, "tokens", str)
     types = _list(metadata, "token_type", Number) or [1] * len(tokens)
     if not tokens or len(types) != len(tokens):
@@ -81,7 +84,7 @@ def _id(metadata: dict[str, Any], name: str) -> int | None:
 
 
 def eos_ids(metadata: dict[str, Any]) -> list[int]:
-    """The ids that end an output."""
+    """The ids of the tokens that end an output."""
     named = [_id(metadata, name) for name in ("eos", "eot", "eom")]
     tokens, types = _tokens(metadata)
     control = {token: i for i, token in enumerate(tokens) if types[i] == _CONTROL}
@@ -89,7 +92,8 @@ def eos_ids(metadata: dict[str, Any]) -> list[int]:
 
 
 def config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The content of tokenizer_config.json: control tokens by their role, and the chat template."""
+    """Make the content of tokenizer_config.json from a file's metadata: the control tokens by role, such as eos_token,
+    and the chat template."""
     tokens, _ = _tokens(metadata)
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {role: _id(metadata, name) for role, name in roles.items()}
@@ -98,7 +102,8 @@ def config(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def description(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The content of tokenizer.json. Unsupported: the tokenizer is of another kind."""
+    """Make the content of tokenizer.json from a file's metadata. Unsupported: the tokenizer is neither "gpt2" nor
+    "llama", or its regex is unknown."""
     match kind := metadata.get("tokenizer.ggml.model"):
         case "gpt2":
             parts = _byte_level(metadata)
@@ -178,7 +183,8 @@ def _sentencepiece(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bos_first(metadata: dict[str, Any]) -> dict[str, Any] | None:
-    """The post-processor that puts the begin-of-text token before every text; None if the tokenizer adds none."""
+    """Make the post-processor for tokenizer.json that puts the begin-of-text token before every text. None: this
+    tokenizer adds no such token."""
     is_added = _key(metadata, "add_bos_token", bool)
     if is_added is None:
         is_added = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
