@@ -198,8 +198,8 @@ class ToolError(ProgramError, code="tool"):
 
 
 class ForkError(ProgramError, code="fork"):
-    """A branch of a fork failed. Raised only in the user's process. index: the branch's index. `__cause__`: the
-    branch's error."""
+    """A branch of a fork failed. index: the branch's index. `__cause__`: the branch's error. Only the user's process
+    raises this."""
 
     def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
         super().__init__(message, **where)
@@ -210,8 +210,8 @@ class ReplayMismatch(ProgramError, code="replay_mismatch"): ...
 
 
 class BatchError(ProgramError, code="batch_error"):
-    """Some items of a batch failed. Raised only in the user's process, after all items have ended. errors: maps the
-    index of each failed item to its error. results: the states of all items in order, including the failed ones."""
+    """Some items of a batch failed. Only the user's process raises this, after all items have ended. errors: index of
+    an item -> its error. results: the states of all items in order, also of those that failed."""
 
     def __init__(
         self, message: str, *, errors: dict[int, BaseException] | None = None, results: Sequence[Any] = (), **where: str

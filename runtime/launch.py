@@ -5,7 +5,8 @@ holds, so the child reads EOF. At the exit of its interpreter, the parent calls 
 child (PR_SET_PDEATHSIG).
 
 Children run in their own session, so Ctrl-C in a terminal reaches only the user's process, which then ends them. A fork
-of the parent does not own the children: its exit and its close() do not end them."""
+of the parent does not own the children: its exit and its close() do not end them.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +48,11 @@ P = TypeVar("P", bound="ChildProcess")
 class StartReport(msgspec.Struct, frozen=True):
     """What a child writes to its ready pipe when it is ready, has failed, or takes long to start.
 
-    lines: what the child chose, as text for people. code, message: the error with which the child ended; code "": no
-    error. notice: what the child is doing that takes long; "": this is the last report. After a notice, another report
-    follows."""
+    lines: what the child chose, as text for people.
+    code, message: the error with which the child ended; code "": no error.
+    notice: what the child is doing that takes long; "": this is the last report. After a notice, another report
+    follows.
+    """
 
     lines: tuple[str, ...] = ()
     code: str = ""
@@ -115,7 +118,8 @@ def _disown_children() -> None:
     fork.
 
     The fork also closes its copies of the alive pipes. If it kept them open, the children would not notice when their
-    parent ends."""
+    parent ends.
+    """
     for child in list(_children):
         if child._end.detach() is not None:
             os.close(child._write_end)
@@ -154,11 +158,9 @@ class GatewayProcess(ChildProcess):
 
 
 def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVER) -> ServerProcess:
-    """Start a server, and wait until its engine is ready. If `config.socket` is empty, the server gets a private socket
-    in a new directory, which is removed when the server ends.
-
-    Raises the error with which the server ended (ConfigError, ModelNotFound, OutOfMemory ...). RuntimeLost: the server
-    died without an error, or was not ready within `timeout` seconds."""
+    """Start a server and wait until its engine is ready. If `config.socket` is empty, the server gets a private socket
+    in a new directory, which is removed when the server ends. Raises the server's error (ConfigError, ModelNotFound,
+    OutOfMemory ...). RuntimeLost: the server died without an error, or is not ready within `timeout` seconds."""
     if config.socket.startswith("tcp:"):
         raise ConfigError(f"socket is {config.socket}, but must be a path; to listen on tcp, set `bind`")
     private = not config.socket
@@ -199,7 +201,8 @@ def _start(
     """Start a child, and wait until it reports that it is ready. Returns the child and its report. If the child fails,
     its error is raised.
 
-    make: makes the ChildProcess from a command. log: the file that gets the child's output; None: stderr gets it."""
+    make: makes the ChildProcess from a command. log: the file that gets the child's output; None: stderr gets it.
+    """
     ready, write_end = os.pipe()
     try:
         try:
@@ -224,7 +227,8 @@ def _await_report(
     RuntimeLost: the child died, or `deadline` (time.monotonic) has passed.
 
     ready: the read end of the ready pipe. log: the file that gets the child's output; None: stderr gets it. is_quiet:
-    whether to print the child's notices, because the child itself logs none."""
+    whether to print the child's notices, because the child itself logs none.
+    """
     data = b""
     while True:
         left = deadline - time.monotonic()
@@ -265,8 +269,8 @@ def _tail(log: IO[bytes] | None) -> str:
 
 
 def tie_to_parent(signum: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` to this process when its parent ends. The kernel also sends it when only the
-    parent's thread ends that started this process. Where that can happen, the handler of `signum` must check
+    """Have the kernel send `signum` to this process when its parent ends. The kernel also sends it when the thread that
+    started this process ends, although the parent lives on. Where that can happen, the handler of `signum` must check
     os.getppid()."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0):
@@ -274,8 +278,8 @@ def tie_to_parent(signum: signal.Signals = signal.SIGKILL) -> None:
 
 
 def report_start(ready_fd: int, report: StartReport) -> None:
-    """Write a report to the parent, and close the pipe unless the report is a notice. No error is raised if the parent
-    is gone: the child learns that from the alive pipe."""
+    """Called in a child: write a report to the parent. Closes the pipe, except after a notice. No error is raised if
+    the parent is gone, because the alive pipe tells the child."""
     with contextlib.suppress(BrokenPipeError):
         os.write(ready_fd, msgspec.json.encode(report) + b"\n")
     if not report.notice:

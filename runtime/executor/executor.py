@@ -86,8 +86,8 @@ class ProgramObserver:
         """Called before `state` is forked into the states numbered `children`. May raise."""
 
     def joined(self, program: Any, prompt: Prompt, start: int, stop: int) -> None:
-        """Called before a join appends the pieces start .. stop - 1 of `prompt`, the child's, to the parent state. May
-        raise."""
+        """Called before a join appends the pieces start .. stop - 1 of `prompt` to the parent state. prompt: that of
+        the child. May raise."""
 
     def adopted(self, program: Any, state: int, child: int) -> None:
         """Called when state `state` has adopted its forked state `child`: it now has the child's prompt."""
@@ -119,7 +119,8 @@ class Executor:
 
     `queue` adds ops, and `pump` does everything that can be done now. If several threads use the executor, `lock`
     guards its state. The executor releases the lock before it starts or stops attempts, and before it reports
-    values."""
+    values.
+    """
 
     def __init__(
         self,
@@ -614,7 +615,7 @@ class Executor:
 
     def _search_and_reap(self) -> Iterator[None]:
         """Find the states that the ops of other states need, then end the dropped states that are not needed. A
-        generator with small steps. Ops that arrive between two steps mark the states that they need themselves."""
+        generator with small steps: an op that is queued between two steps marks the states that it needs."""
         self._needed = {state.number for state in self.reading}
         for state in tuple(self.states.values()):
             for op in tuple(state.queue):

@@ -1,7 +1,8 @@
 """A gen or select under way in a state. A generation takes several attempts if the client answers between them: with
 tool results, or with a correction of the output.
 
-The classes are state machines without side effects: `take` and `answer` return what the executor does next."""
+The classes are state machines without side effects: `take` and `answer` return what the executor does next.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,10 @@ Results. None: make another attempt."""
 class Generation:
     """A gen or select under way. This class makes one attempt; its subclasses may make several.
 
-    order: the sort key of its requests within the program, as in wire.Run. called: the question to the client that has
-    no answer yet; None: there is none. memo: data that the generator keeps between the attempts."""
+    order: the sort key of its requests within the program, as in wire.Run.
+    called: the question to the client that has no answer yet; None: there is none.
+    memo: data that the generator keeps between the attempts.
+    """
 
     def __init__(self, op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> None:
         self.op, self.prompt, self.order = op, prompt, order
@@ -55,8 +58,8 @@ class Generation:
         return self._review(outcome, usage)
 
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
-        """Return the next step after an attempt. outcome: the attempt's outcome; its field `usage` is the sum over all
-        attempts. usage: that of this attempt alone."""
+        """Return the next step after an attempt. outcome: the attempt's outcome, whose field `usage` is the sum over
+        all attempts so far. usage: the usage of this attempt alone."""
         return outcome
 
     def answer(self, texts: tuple[str, ...]) -> NextStep:
@@ -72,11 +75,11 @@ class Generation:
 
 
 class Retries(Generation):
-    """A gen whose outputs the client checks. The client accepts an output or returns a correction, for at most
-    `op.retries` retries.
+    """A gen whose client checks each output and accepts it or returns a correction, for at most `op.retries` retries.
 
     For a retry, the prompt gets the refused output and the correction: as a user turn if the gen is in a turn of the
-    assistant, otherwise as a paragraph. The state's own prompt gets only the last output."""
+    assistant, otherwise as a paragraph. The state gets only the last output.
+    """
 
     def __init__(self, op: wire.Gen, prompt: Prompt, order: tuple[int, ...]) -> None:
         if op.tools is not None or op.sampling.n != 1:

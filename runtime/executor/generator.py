@@ -1,4 +1,5 @@
-"""The interface of a generator for an executor: prompts, and attempts to answer a gen or select."""
+"""The interface between an executor and its generator: `Prompt`, to which the executor appends, and `Attempt`, one try
+to answer a gen or select."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ N_TAIL = 80
 class GenOutcome(NamedTuple):
     """What a generator returns for a gen, select or read.
 
-    calls: tool calls in the first sample. pieces: what to append to the state's prompt, in the generator's own type of
-    piece; (): the text of the first sample. All other fields are those of wire.Value."""
+    calls: tool calls in the first sample.
+    pieces: what to append to the state's prompt, in the generator's own type of piece; (): the text of the first
+    sample.
+    All other fields are those of wire.Value.
+    """
 
     samples: tuple[wire.Sample, ...]
     usage: wire.TokenUsage = wire.TokenUsage()
@@ -38,8 +42,9 @@ class GenOutcome(NamedTuple):
 class Prompt(ABC):
     """The prompt of a state: an append-only sequence of pieces. Each generator has its own type of piece.
 
-    role: the role of the open turn; None outside of turns. n_inherited: how many of the pieces the state had when it
-    was forked."""
+    role: the role of the open turn; None outside of turns.
+    n_inherited: how many of the pieces the state had when it was forked.
+    """
 
     pieces: PieceList[Any]
     role: str | None
@@ -82,7 +87,8 @@ class Attempt(ABC):
     """One request to the generator: a whole gen or select, one try of a gen with retries, or one turn of a tool loop.
 
     The constructor does not raise. The executor calls `start` once. The attempt calls `finish` once with its outcome,
-    inside `start` or later. `finish` may be called from any thread if the executor was made with a lock."""
+    inside `start` or later. `finish` may be called from any thread if the executor was made with a lock.
+    """
 
     def __init__(self, op: wire.Gen | wire.Select, prompt: Prompt, round: int, done: Done) -> None:
         self.op, self.prompt, self.round, self._done = op, prompt, round, done

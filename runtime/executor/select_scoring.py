@@ -29,8 +29,8 @@ class SelectDecision(NamedTuple):
 
 def score_from(prompts: Sequence[bytes]) -> int:
     """The token index from which the choices are scored. prompts: for each choice, the int32 ids of the prompt with the
-    choice appended. The index is the end of their longest common prefix, or smaller, so that at least one token of each
-    choice is scored. BadProgram: the index would be 0."""
+    choice appended. The index is where the longest common prefix of all prompts ends, or smaller, so that at least one
+    token of each choice is scored. BadProgram: the index would be 0."""
     start = min(len(commonprefix(prompts)), min(map(len, prompts)) - 4) // 4  # noqa: RUF071 (they are no paths)
     if start < 1:
         raise BadProgram(

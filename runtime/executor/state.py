@@ -12,8 +12,8 @@ from banyan.runtime.protocol import wire
 
 
 class Snapshot(NamedTuple):
-    """The state of a prompt at one point: its first `n_pieces` pieces, and its marks (mark -> number of pieces before
-    it). If the parent state will adopt it, `prompt` is a copy with exactly these pieces."""
+    """A state as it was at one point: the first `n_pieces` pieces of its prompt, and its marks (mark -> number of
+    pieces before it). If the parent state will adopt this state, `prompt` is a copy with exactly these pieces."""
 
     prompt: Prompt
     n_pieces: int
@@ -24,7 +24,9 @@ class PendingJoin:
     """An op in the queue of a parent state: join one child.
 
     reached: the child's snapshot when it has done the ops sent before the join, or the child's error; None: the parent
-    must wait. n_joined: the index of the child's piece that is appended next; 0: the join has not begun."""
+    must wait.
+    n_joined: the index of the child's piece that is appended next; 0: the join has not begun.
+    """
 
     def __init__(self, child: int, adopt: bool) -> None:
         self.child, self.adopt = child, adopt

@@ -3,7 +3,8 @@
 A prefix is divided into blocks of 64 tokens. The key of a block is a digest of the whole prefix up to the block's end;
 the KV events of the radix tree use the same digest for the block's last page. A set of replicas is an int with one bit
 for each replica. So in a fleet of 1,000 replicas, the set of a block takes 160 bytes, however many replicas have the
-block."""
+block.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class PrefixIndex:
         replicas to look at. Sets are bit sets.
 
         Returns pairs (n, set of the replicas that have at least the first n blocks), the largest n first. Each set
-        contains the set of the pair before it."""
+        contains the set of the pair before it.
+        """
         found: list[tuple[int, int]] = []
         get = self._holders.get
         for i, digest in enumerate(digests, 1):

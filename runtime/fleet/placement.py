@@ -23,7 +23,8 @@ fewer engines of such a machine, and fewer of them compute the same prefix.
 
 A conversation that rests, which means between two turns, has no queued work. If it did not count, its replica would
 seem free, and would get conversations whose prefixes it lacks. So it counts as work of its replica, in proportion to
-the share of resting conversations that were continued soon."""
+the share of resting conversations that were continued soon.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class Demand(NamedTuple):
     branch.
 
     digests: `block_digests` of the trunk. n_trunk: how many tokens the trunk has. fingerprint: identifies the weights
-    of the model; only replicas with these weights are used."""
+    of the model; only replicas with these weights are used.
+    """
 
     digests: Sequence[bytes]
     n_trunk: int
@@ -133,12 +135,17 @@ class Machine:
 class Replica:
     """One engine, and the work queued on it.
 
-    machine: the machine whose cores the engine shares with others; None: it shares none, as on a GPU. threads: CPU
-    threads of a step. bit: 1 << number, for bit sets of replicas. prompt, out: queued prompt and output tokens. rows:
-    queued or running branches. n_groups: how many groups these branches form; the branches of one placement on a
-    replica are a group. others: the part of (prompt, out, rows) that other servers have placed. resting: how many of
-    the conversations that rest on the replica are expected to continue soon. order: the sort key (estimated seconds of
-    queued work, number of the last placement that gave it work, replica number)."""
+    machine: the machine whose cores the engine shares with others; None: it shares none, as on a GPU.
+    threads: CPU threads of a step.
+    bit: 1 << number, for bit sets of replicas.
+    prompt, out: queued prompt and output tokens.
+    rows: queued or running branches.
+    n_groups: how many groups these branches form; the branches of one placement on a replica are a group.
+    others: the part of (prompt, out, rows) that other servers have placed.
+    resting: how many of the conversations that rest on the replica are expected to continue soon.
+    order: the sort key (estimated seconds of queued work, number of the last placement that gave the replica work,
+    number).
+    """
 
     __slots__ = (
         *("bit", "fingerprint", "machine", "n_groups", "name", "number", "order", "others", "out", "prompt"),
@@ -157,9 +164,12 @@ class Replica:
 class ProgramPlacement:
     """Where the branches of a demand run.
 
-    home: the name of the replica that continues after the join. replicas: for each branch, the name of its replica.
-    pulls: the pulls that must end before the branches start. text: the digest of the trunk's last block, if the
-    conversation counts as resting after its branch has ended; else b""."""
+    home: the name of the replica that continues after the join.
+    replicas: for each branch, the name of its replica.
+    pulls: the pulls that must end before the branches start.
+    text: the digest of the trunk's last block, if the conversation counts as resting after its branch has ended; else
+    b"".
+    """
 
     __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas", "text")
 
@@ -193,7 +203,8 @@ class _Source(NamedTuple):
 class Fleet:
     """The replicas, their queued work and their prefixes.
 
-    pull_time: the expected duration of a pull; None: replicas cannot pull from each other."""
+    pull_time: the expected duration of a pull; None: replicas cannot pull from each other.
+    """
 
     def __init__(self, step_time: StepSeconds) -> None:
         self.step_time, self.index = step_time, PrefixIndex()
@@ -231,7 +242,7 @@ class Fleet:
             del order[bisect_left(order, replica.order)]
 
     def remove(self, name: str) -> None:
-        """Remove a replica that has left or died. `end` still accepts the placements on it."""
+        """Remove a replica that has left or died. Placements on it may still be passed to `end`."""
         self.set_others(name, 0, 0, 0)  # they are set again if the replica is added again
         self.drain(name)
         replica = self._replicas.pop(name)
@@ -262,8 +273,7 @@ class Fleet:
             self.index.stored(replica.bit, digests)
 
     def removed(self, name: str, digests: Sequence[bytes]) -> None:
-        """Record that the replica `name` no longer has the blocks with these digests. No effect if the replica has
-        left."""
+        """Record that the replica no longer has these blocks. Ignored if the replica has left."""
         if (replica := self._replicas.get(name)) is not None:
             self.index.removed(replica.bit, digests)
 
@@ -333,7 +343,8 @@ class Fleet:
         """Find the replica from which others could pull the longest part of the trunk; None: there is none.
 
         The source's `wait` includes the time for the prompts queued on the replica: it copies pages only between steps,
-        and may still have to compute the trunk."""
+        and may still have to compute the trunk.
+        """
         if self.pull_time is None:
             return None
         held = self.index.holders(demand.digests, self._there[demand.fingerprint])
@@ -452,8 +463,8 @@ class Fleet:
             self.pull_time = PullSeconds(*((1 - FORGOTTEN) * seconds for seconds in self.pull_time))
 
     def computed(self, placement: ProgramPlacement, branch: int, n_prompt: int = 0, n_out: int = 0) -> None:
-        """Remove tokens that a branch has computed from the queued work. n_prompt, n_out: how many tokens since the
-        last call. Two calls for each request are enough: at its first token and at its end."""
+        """Remove tokens that a branch has computed from the queued work. n_prompt, n_out: prompt and output tokens
+        computed since the last call. Two calls for each request are enough: at its first token and at its end."""
         prompt, out = placement.left[branch]
         if (replica := placement.placed[branch]) is not None:
             n_prompt, n_out = min(n_prompt, prompt), min(n_out, out)
@@ -480,7 +491,7 @@ class Fleet:
 
     def _add(self, replica: Replica, prompt: int, out: int, rows: int) -> None:
         """Add to a replica's queued work, or subtract if the numbers are negative, and update its place in the sorted
-        list. Of two replicas with equal work, the list has the one first that has not got work for longer."""
+        list. Among replicas with equal work, the one that got work least recently comes first."""
         replica.prompt += prompt
         replica.out += out
         if (machine := replica.machine) is not None:

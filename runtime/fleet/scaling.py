@@ -9,7 +9,8 @@ have waited for one such duration. A replica is removed after the fleet could ha
 durations. So an engine spends at most 1 / (1 + RUN) of its life starting, whatever the load does.
 
 A removal may be a mistake, since a short queue does not tell how busy the replicas are. If a replica has to be added
-again soon, the time before the next removal doubles, up to a factor of MOST."""
+again soon, the time before the next removal doubles, up to a factor of MOST.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class FleetLoad(NamedTuple):
 
     n_ready: replicas that take programs. n_coming: replicas that are starting. queued_seconds: seconds of work that is
     queued or under way, summed over all replicas. n_done: how many requests and programs with a service level have
-    ended since the server started. n_missed: how many of these missed their service level."""
+    ended since the server started. n_missed: how many of these missed their service level.
+    """
 
     n_ready: int
     n_coming: int
@@ -46,7 +48,7 @@ class FleetLoad(NamedTuple):
 
 
 class LoadScaler:
-    """Decides when a fleet gets one more replica and when one is removed. least, most: the limits of their number."""
+    """Decides when to add and to remove a replica. least, most: the least and the most replicas."""
 
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
@@ -58,7 +60,7 @@ class LoadScaler:
         self._removed, self._is_missed = -1e9, False
 
     def started(self, seconds: float) -> None:
-        """Record that the start of a replica took `seconds`."""
+        """Record that a replica has started, which took `seconds`."""
         self.start_seconds = max(LEAST_START, seconds)
 
     def decide(self, now: float, load: FleetLoad) -> int:

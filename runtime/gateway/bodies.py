@@ -42,8 +42,8 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def ignored(body: msgspec.Struct, names: Sequence[str]) -> dict[str, str]:
-    """The header x-banyan-ignored, which tells the client which fields of `body` have no effect; {}: it sets none of
-    them. names: all fields without effect; a dot separates a field from its parent."""
+    """The header x-banyan-ignored, which tells the client which fields in its body have no effect; {}: the body sets no
+    such field. names: all fields without effect; a dot separates a field from its parent."""
     given = [name for name in names if _has(body, name.split("."))]
     return {"x-banyan-ignored": ", ".join(given)} if given else {}
 

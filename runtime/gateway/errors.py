@@ -47,8 +47,8 @@ again after any status from 500 on, so a request that kills engines gets 400."""
 
 
 class HTTPError(Exception):
-    """An error that is sent to the client in place of a response. param: the name of the invalid field of the body, if
-    there is one. details: the field `details` of Anthropic's error object."""
+    """The error that a client gets in place of a response. param: the name of the invalid field of the body, if there
+    is one. details: the field `details` of Anthropic's error object."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class HTTPError(Exception):
         self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
 
     def openai(self) -> dict[str, Any]:
-        """The JSON body of the error in the form of OpenAI's API."""
+        """The body as OpenAI writes it."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
-        """The JSON body of the error in the form of Anthropic's API."""
+        """The body as Anthropic writes it."""
         kind = ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         message = f"{self.param}: {self.message}" if self.param else self.message
         error = {"type": kind, "message": message}

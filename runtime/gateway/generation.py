@@ -20,7 +20,7 @@ from banyan.runtime.protocol.roles import ASSISTANT
 
 
 def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
-    """Return the markers of the model's chat template. HTTPError: the model has no chat template."""
+    """The markers of the model's chat template. HTTPError: the model has none."""
     if (chat := request.client.welcome.chat) is None:
         text = f"{request.gateway.model} has no chat template; use /v1/completions"
         raise HTTPError(400, text, param="messages")
@@ -38,7 +38,7 @@ def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
 
 def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: bool | None) -> wire.Tools | None:
     """Convert the request's tools into the tools of a gen; None: the model may call none. choice: the request's
-    `tool_choice`. parallel: whether a turn may have several calls; None: the default, yes. HTTPError: they are
+    `tool_choice`. parallel: whether a turn may have several calls; None: yes. HTTPError: the tools or the choice are
     invalid."""
     if not tools:
         if choice not in (None, "none", "auto"):

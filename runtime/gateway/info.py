@@ -23,7 +23,7 @@ _STARTED = int(time.time())
 
 
 async def health(request: HTTPRequest) -> Reply:
-    """Answers with status 200 as long as the server runs."""
+    """Answers 200 as long as the server runs."""
     return json_reply({"status": "ok"})
 
 
@@ -112,7 +112,8 @@ async def count_tokens(
     """Return how many tokens a prompt has. kwargs: variables for the chat template (wire.Gen.chat_template_kwargs).
 
     With tools or kwargs, the server runs a gen of 0 tokens to count them. This computes the KV of the prompt, which a
-    later request with the same prompt finds in the cache."""
+    later request with the same prompt finds in the cache.
+    """
     if tools is None and not kwargs:
         tokens = (await _read(request, parts)).tokens
         return len(tokens.ids) // 4 if tokens is not None else 0

@@ -22,7 +22,7 @@ class Keys:
     are kept in memory."""
 
     def __init__(self, names: Mapping[bytes, str] | None = None) -> None:
-        """names: maps the digest of a key to the name on the key's line."""
+        """names: digest of a key -> the name on its line."""
         self._names = names or {}
 
     @classmethod

@@ -108,7 +108,8 @@ class ModelCall:
         """Stop what is not needed any more. Idempotent.
 
         If the program belongs to this call, it is cancelled if values are still missing. If other calls share the
-        program, only the call's state is dropped; with `keeps_state`, it is kept."""
+        program, only the call's state is dropped; with `keeps_state`, it is kept.
+        """
         if self._state is None:
             if self.n_open:
                 self._program.cancel()

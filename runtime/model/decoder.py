@@ -1,7 +1,8 @@
 """The native dense decoder for Llama, Mistral, Qwen2 and Qwen3.
 
 All tokens of a step, from prefill chunks and decodes, are the rows of one flat batch. Every op computes each row alone,
-except attention, which combines the rows of the same request; `Ragged` tells which rows these are."""
+except attention, which combines the rows of the same request; `Ragged` tells which rows these are.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +31,7 @@ from banyan.runtime.model.weights import Checkpoint, Headers
 
 
 class Layer(NamedTuple):
-    """The weights of one layer. The projections of q, k and v are joined into one matrix, and so are those of gate and
-    up."""
+    """The weights of one layer. q, k and v are one matrix; gate and up are one matrix."""
 
     attention_norm: Tensor  # [hidden]
     qkv: Linear  # hidden -> (n_heads + 2 n_kv_heads) head_dim
@@ -50,7 +50,8 @@ class FeatureStore(NamedTuple):
 
     slots   [n_slots, hidden]
     layers  numbers of layers, ascending. The residual streams after so many layers are concatenated, and `fuse` maps
-            these len(layers) * hidden numbers to hidden ones. (): the output of the final norm is written instead"""
+            these len(layers) * hidden numbers to hidden ones. (): the output of the final norm is written instead
+    """
 
     slots: Tensor
     layers: tuple[int, ...] = ()
@@ -76,7 +77,8 @@ class Rotations:
         """Returns cos and sin of the rows' positions, float32 [n_rows, head_dim / 2] each.
 
         kv_lens: the KV lengths of the requests, as in `Ragged`; each position is below the largest of them. (): the
-        lengths are on the device only, as in a step of a CUDA graph."""
+        lengths are on the device only, as in a step of a CUDA graph.
+        """
         end = max(kv_lens, default=0)
         if not positions.is_cpu or not 0 < end <= MAX_KEPT:
             return self._at(positions)
@@ -114,7 +116,7 @@ class Decoder:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the native CPU library computes the matrix products, so that torch itself runs only small ops."""
+        """Whether the native CPU library computes the matrix products, so that torch runs no large op."""
         return isinstance(self.head.weight, ops.Packed)
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]],
@@ -148,7 +150,8 @@ class Decoder:
 
         In StreamingLLM (Xiao et al., 2023), the sinks and the window count as neighbours: the tokens that a row attends
         to have positions without a gap. Here the queries are rotated instead of the keys, so that requests can share
-        the keys."""
+        the keys.
+        """
         back = positions.clamp(max=self.farthest) - positions
         angles = back[:, None].double() * self.frequencies.double()
         return angles.cos().float(), angles.sin().float()
@@ -161,9 +164,10 @@ class Decoder:
         must add it, both [n, hidden].
 
         last: the rows whose results are needed, those of `ragged.tail`. The last layer writes K and V of all rows, but
-        computes attention and MLP of these n rows only. None: it computes all rows. kept: number of layers -> [n_rows,
-        hidden], which gets the residual stream after so many layers. turn: cos and sin from `_turn`; None: the model
-        has no attention sinks."""
+        computes attention and MLP of these n rows only. None: it computes all rows.
+        kept: number of layers -> [n_rows, hidden], which gets the residual stream after so many layers.
+        turn: cos and sin from `_turn`; None: the model has no attention sinks.
+        """
         product = tiled if self.head.is_tiled else ops.linear
 
         def run(i: int, which: str, x: Tensor) -> Tensor:
@@ -211,7 +215,8 @@ class Decoder:
         """The object that runs all layers in one call of the native CPU library. None: this is not possible, for
         instance because several ranks must add up their results between layers.
 
-        It is made at the first step, because it stores the addresses of the weights, which must not move afterwards."""
+        It is made at the first step, because it stores the addresses of the weights, which must not move afterwards.
+        """
         if not self.is_packed or self.shard is not None:
             return None
         weights = [
@@ -238,7 +243,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     """Build a dense model from its checkpoint. At no time is more than one layer (or the embedding) in memory twice.
 
     weight_dtype: how the weights of linear layers and of the head are stored; see `load`. Embeddings are in `dtype`.
-    shard: the part of the model to build, for one rank; None: the whole model."""
+    shard: the part of the model to build, for one rank; None: the whole model.
+    """
     c = spec.dense
     assert c is not None
     windows = [window if window < max_context else 0 for window in spec.windows or [0] * c.num_hidden_layers]

@@ -3,7 +3,8 @@ native decoder computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
 
 Each family has a struct with the fields of its config.json, whose defaults are those of transformers. A field of
 config.json that is not in the struct may mean that the model needs something the decoder does not compute. So it raises
-an error that names the field, except for fields that are known to be irrelevant for inference."""
+an error that names the field, except for fields that are known to be irrelevant for inference.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dim(self) -> int:
-        """The size of one attention head."""
+        """The size of one head."""
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
@@ -56,7 +57,7 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
     # The properties in which families differ; the decoder never asks for a family's name.
     @property
     def windows(self) -> tuple[int, ...]:
-        """The sliding window of each layer: how many tokens a token attends to, including itself; 0: all."""
+        """The sliding window of each layer: the number of tokens that a token attends to, itself included; 0: all."""
         return (0,) * self.num_hidden_layers
 
     # Only some families have these fields; in the config.json of the others they would be an error.
@@ -163,7 +164,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window(self) -> int:
-        """The largest sliding window of any layer, in tokens; 0: no layer has a window."""
+        """The largest sliding window of a layer; 0: no layer has one."""
         return max(self.windows, default=0)
 
     @property
@@ -196,8 +197,11 @@ _IRRELEVANT_PREFIXES = ("_", "unsloth_", "tokenizer_")
 
 
 def parse(config: dict[str, Any]) -> Dense:
-    """Parse the config.json of a native family. Unsupported: it has a setting that the decoder does not compute; the
-    error names the field. BadModel: it has invalid values."""
+    """Parse the config.json of a native family.
+
+    Raises Unsupported, which names the field, for a setting that the decoder does not compute, and BadModel for invalid
+    values.
+    """
     family = FAMILIES[config["model_type"]]
     if config.get("is_causal") is False:
         raise Unsupported("config.json has is_causal false: its tokens also attend to later ones; use a causal model")

@@ -8,7 +8,8 @@ can be read. There are three kinds:
   feature is the target model's last hidden state, after the final norm.
 * EAGLE-3 (Li et al., EAGLE-3: scaling up inference acceleration of large language models via training-time test, 2025).
   A feature joins three hidden states, of an early, a middle and a late layer. The draft head has its own output layer,
-  for the most frequent tokens."""
+  for the most frequent tokens.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
     """How many numbers a draft head needs to store for each token. large: the target model.
 
     A Medusa head needs the hidden state of the target model. An EAGLE head needs the target model's feature, the
-    feature that the head predicts, and the head's own keys and values."""
+    feature that the head predicts, and the head's own keys and values.
+    """
     if kind == "medusa":
         return large.hidden
     c = _dense(path)
@@ -120,7 +122,8 @@ class Eagle:
         feature of the token before it. The other arguments are those of `load.Model.forward`.
 
         Returns, for the rows `rows`, the logits [n_out, vocab_size] and the features that the head predicts [n_out,
-        hidden]."""
+        hidden].
+        """
         layer, s = self._layer, self.spec
         cos_sin = self._rotations(positions, ragged.kv_lens)
         h, x = self._inputs(F.embedding(ids, self._large.embed), features)
@@ -147,7 +150,7 @@ class Eagle3(Eagle):
     def __init__(self, large: Decoder, spec: ModelSpec, layer: Layer, rope: tuple[Tensor, float], fuse: Linear,
                  norms: tuple[Tensor, Tensor], head: Linear, targets: Tensor, eps: float) -> None:  # fmt: skip
         """fuse: maps three hidden states of the target model to a feature. norms: the norm of features, and the norm
-        before the output head. targets: int64, the target model's token id of each output of the output head."""
+        before the output head. targets: int64, for each token of the output head, its id in the target model."""
         super().__init__(large, spec, fuse, layer, rope, eps)
         self._feature_norm, self._norm = norms
         self._head, self._targets = head, targets

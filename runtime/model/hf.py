@@ -17,7 +17,8 @@ mask.
 
 Then the logits of a few tokens are compared with those of the model's eager code, in chunks and batched with another
 request. A rule, option or state that paged attention cannot express raises an `Unsupported` that names it. Any other
-difference fails the comparison."""
+difference fails the comparison.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +182,8 @@ class HfModel:
         differ, or the model needs something that paged attention cannot do.
 
         n_bits: the number of bits to which weights are rounded; 0: they are not rounded. keeps_fp4: whether expert
-        weights that MXFP4 can represent exactly are stored in MXFP4."""
+        weights that MXFP4 can represent exactly are stored in MXFP4.
+        """
         try:
             self._probe(n_bits, keeps_fp4)
         except (BanyanError, torch.OutOfMemoryError):
@@ -295,7 +297,8 @@ def _round(model: nn.Module, n_bits: int, kept: set[nn.Module]) -> None:
     if the output head has the same weight.
 
     The eager model then has the same weights as the packed one, so their logits can be compared. When `_pack` rounds
-    the weights again, this changes nothing."""
+    the weights again, this changes nothing.
+    """
     for module in model.modules():
         if type(module) is nn.Linear and module not in kept:
             weight = module.weight.data
@@ -311,7 +314,8 @@ def _pack(
 
     called: the modules that ran in a forward pass. (Of other modules, transformers' code may read the weight directly.)
     n_bits: bits to which weights are rounded; 0: not rounded. keep: converts the weights of experts that are not
-    rounded; None: they stay unchanged."""
+    rounded; None: they stay unchanged.
+    """
     exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
     moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
     if device.type != "cpu" and not n_bits:
@@ -411,7 +415,8 @@ def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None =
 
     mask_function comes from transformers: (batch, head, query, key) -> whether the query attends to the key. It is
     evaluated for the last two positions of the context. With full attention, the last position attends to one token
-    more than the position before it. With a window, both attend to the same number of tokens."""
+    more than the position before it. With a window, both attend to the same number of tokens.
+    """
     step = _STEP.get()
     last = step.spec.max_context - 1
     keys = torch.arange(last + 2, device=device)
@@ -444,7 +449,8 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
     """Read the spec of an architecture that transformers computes from the config.json in `path`. common: the fields
     name, family, eos_ids and n_parameters of the spec.
 
-    Unsupported: config.json alone shows that paged attention cannot run the model. BadModel: config.json is invalid."""
+    Unsupported: config.json alone shows that paged attention cannot run the model. BadModel: config.json is invalid.
+    """
     family = common["family"]
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -534,8 +540,8 @@ def _n_experts(config: Any) -> int:
 
 
 def auto_class(config: Any) -> Any:
-    """The auto class of transformers that makes models with this config, such as AutoModelForCausalLM. None: it is not
-    a language model. (A model that also takes images counts as a language model.)"""
+    """The auto class of transformers that makes the model; None if the model is not a language model. A model that also
+    takes images counts as a language model."""
     return next(
         (auto for auto in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in auto._model_mapping),
         None,
@@ -619,7 +625,8 @@ def build(
     cannot be loaded.
 
     Quantised weights are dequantised first. keeps_fp4: whether experts that are stored in MXFP4 are then quantised to
-    MXFP4 again, which loses nothing. n_bits: bits to which weights are rounded; 0: not rounded."""
+    MXFP4 again, which loses nothing. n_bits: bits to which weights are rounded; 0: not rounded.
+    """
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
@@ -655,7 +662,8 @@ def _from_few_bits(
     """Load a quantised checkpoint. Returns the model, and transformers' info about the loading.
 
     Banyan's own readers dequantise the weights. If transformers read the files, it would need the package that wrote
-    them, and often a GPU."""
+    them, and often a GPU.
+    """
     config.__dict__.pop("quantization_config", None)
     with Checkpoint(path) as weights:
         tensors = state_dict(weights, quantisation, options["dtype"])

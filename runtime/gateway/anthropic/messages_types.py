@@ -75,7 +75,7 @@ class ToolResultBlock(Body, tag="tool_result", tag_field="type"):
 
 
 class ThinkingBlock(Body, tag="thinking", tag_field="type"):
-    """Reasoning of an earlier turn. The model does not get it again."""
+    """Reasoning of an earlier turn. It is not given to the model again."""
 
     thinking: str
     signature: str = ""

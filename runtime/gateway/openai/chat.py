@@ -89,8 +89,8 @@ def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
 
 
 def _goes_on(body: ChatRequest) -> bool:
-    """Whether the output continues the last message (`continue_final_message`). HTTPError: that message is not the
-    assistant's, or has tool calls."""
+    """Whether the output continues the last message, as the field `continue_final_message` asks. HTTPError: the field
+    is set, but the last message is not the assistant's, or has tool calls."""
     last = body.messages[-1]
     if body.continue_final_message and (last.role != ASSISTANT or last.tool_calls):
         text = "continue_final_message needs a last message of the assistant, without calls"
@@ -151,7 +151,7 @@ def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:
 
 
 def logprobs_of(tokens: tuple[wire.TokenLogprob, ...]) -> dict[str, Any]:
-    """Convert the logprobs of tokens to the form of chat completions."""
+    """Logprobs in the form of chat completions."""
     content = []
     for token in tokens:
         own, *top = (

@@ -206,7 +206,7 @@ IGNORED = (
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """The body of POST /v1/completions. logprobs: how many alternatives the response lists for each token."""
+    """The body of POST /v1/completions. logprobs: how many alternatives are given for each token."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -30,7 +30,7 @@ def check_stream_options(body: SamplingFields) -> None:
 
 class TextOffset:
     """A position in a text, in characters, that moves on token by token. If several tokens share the bytes of one
-    character, it counts the character at the last of them."""
+    character, the character counts at the last of these tokens."""
 
     def __init__(self, n_chars: int = 0) -> None:
         self.n_chars = n_chars

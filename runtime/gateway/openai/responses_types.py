@@ -65,8 +65,7 @@ InputPart = InputText | OutputText | RefusalPart | InputImage | ReasoningPart
 
 
 class InputItem(Body):
-    """One item of the input: a message, a function call, the output of a function call, or earlier reasoning. The model
-    does not get earlier reasoning again."""
+    """A message, a call, the output of a call, or earlier reasoning, which is not given to the model again."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: str | None = None
@@ -137,11 +136,11 @@ class ResponsePrompt(Body, kw_only=True):
     truncation: str | None = None
 
     def chat_tools(self) -> list[ToolSpec] | None:
-        """Convert `tools` to the form of chat completions."""
+        """The tools in the form of chat completions."""
         return None if self.tools is None else [ToolSpec(function=tool) for tool in self.tools]
 
     def chat_choice(self) -> ToolChoice:
-        """Convert `tool_choice` to the form of chat completions."""
+        """The tool choice in the form of chat completions."""
         match self.tool_choice:
             case FunctionChoice(name=name):
                 return NamedTool(function=NamedFunction(name=name))
@@ -157,7 +156,7 @@ class ResponsePrompt(Body, kw_only=True):
         return self.reasoning.effort if self.reasoning is not None else None
 
     def chat_format(self) -> TextFormat | JSONFormat | SchemaFormat | None:
-        """Convert the output format `text.format` to the form of chat completions; None: not given."""
+        """The output format in the form of chat completions."""
         form = self.text.format if self.text is not None else None
         return SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form
 

@@ -91,7 +91,7 @@ async def show(request: HTTPRequest) -> Reply:
 
 
 async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"], limit: int = 0) -> Any:
-    """Ask the server for the data `what`, and return them. limit: the most nodes, for "tree". HTTPError 403: the server
+    """Return the server's data of the kind `what`. limit: the most nodes, for "tree". HTTPError 403: the server
     refuses, because the tenant is not an operator."""
     try:
         return await asyncio.to_thread(partial(request.client.ask, what, _SECONDS, limit))

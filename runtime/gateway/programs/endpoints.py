@@ -3,7 +3,8 @@
 A request in JSON has the ops of one program, and the response streams the values of the program. Further ops are sent
 to /v1/programs/SESSION. Banyan's own client uses the content type application/x-banyan instead: request and response
 then carry the same binary messages as the server's socket. A session ends when the response to its first request
-ends."""
+ends.
+"""
 
 from __future__ import annotations
 

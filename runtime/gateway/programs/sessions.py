@@ -83,8 +83,8 @@ class Session:
         return arrived
 
     def _take(self) -> None:
-        """Read all messages that have arrived on the socket. A single one is not enough, because libzmq announces
-        several messages only once."""
+        """Read all messages that have arrived on the socket. libzmq may announce several messages only once, so it is
+        not enough to read one for each call."""
         if self._socket.closed:
             return
         is_gone = self._is_watched and ipc.drain(self._monitor)
@@ -112,7 +112,7 @@ class Session:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Disconnect from the server, which then ends the session's programs. Idempotent."""
+        """Disconnect: the server ends the programs of the session. Idempotent."""
         if self._socket.closed:
             return
         for one in (self._socket, self._monitor):
@@ -126,7 +126,7 @@ class Session:
 
 
 class Sessions:
-    """All open sessions of the HTTP process, by id."""
+    """All sessions of the HTTP process, by their ids."""
 
     def __init__(self) -> None:
         self._context: ipc.Context = zmq.Context()
@@ -137,9 +137,9 @@ class Sessions:
         return len(self._sessions)
 
     async def open(self, client: Client, version: int, name: str) -> tuple[Session, bytes]:
-        """Open a session for the client's tenant. Returns the session and the server's encoded Welcome. version: of the
-        protocol. name: what the client calls itself. HTTPError: the tenant has too many sessions, or the server refuses
-        or does not answer."""
+        """Open a session for the client's tenant. Returns the session and the server's encoded Welcome. version: the
+        client's version of the protocol. name: what the client calls itself. HTTPError: the tenant has too many
+        sessions, or the server refuses or does not answer."""
         address = client.address
         tenant = address.tenant
         if self._n_of[tenant] >= MAX_SESSIONS:
@@ -159,7 +159,7 @@ class Sessions:
             raise
 
     def find(self, name: str, tenant: str) -> Session:
-        """Return the open session with the id `name`. HTTPError: the tenant has no such session."""
+        """The open session with this id. HTTPError: the tenant has none."""
         session = self._sessions.get(name)
         if session is None or session.tenant != tenant:
             raise HTTPError(404, "there is no such session; a session ends with the response to its first request")

@@ -4,7 +4,8 @@ The format is described in github.com/ggml-org/ggml/blob/master/docs/gguf.md; ve
 supported. Every count in the header is compared with the bytes that are left, before memory is allocated for it.
 
 The reader uses neither torch nor numpy, because the server and the command line need it, too. For the 49,152 tokens of
-a small vocabulary, it takes 0.1 s, and the package `gguf` takes 6 s (one core of an AMD EPYC)."""
+a small vocabulary, it takes 0.1 s, and the package `gguf` takes 6 s (one core of an AMD EPYC).
+"""
 
 from __future__ import annotations
 
@@ -30,8 +31,7 @@ _STRING, _ARRAY = 8, 9
 
 
 class Format(NamedTuple):
-    """A format of weights in GGUF: `block` weights are stored in `n_bytes` bytes. number: how GGUF numbers the
-    format."""
+    """How weights are stored: blocks of `block` weights in `n_bytes` bytes. number: GGUF's number for the format."""
 
     number: int
     block: int
@@ -69,8 +69,8 @@ class GgufHeader(NamedTuple):
 
 
 def shards(file: Path) -> list[Path]:
-    """List the files of a model whose first file is `file`. NAME-00001-of-00003.gguf, for example, is the first of
-    three. BadModel: one of them is missing."""
+    """The files of a model whose first file is `file`: NAME-00001-of-00003.gguf is the first of three. BadModel: a file
+    is missing."""
     match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", file.name)
     if match is None:
         return [file]

@@ -2,7 +2,8 @@
 
 The formats are those of ggml-quants.c (dequantize_row_*) in llama.cpp. `d` is the scale of a block or group, and `m`
 its minimum, which is added or subtracted. If a byte holds two weights, its low half belongs to the first half of the
-block."""
+block.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class _Groups(NamedTuple):
 
 
 def read_tensor(stored: Stored, dtype: torch.dtype) -> Tensor:
-    """Read a tensor into CPU memory, dequantised to `dtype`. OSError, ValueError: the file cannot be read."""
+    """Reads a tensor to the CPU and converts it to `dtype`. OSError, ValueError: the file cannot be read."""
     block = FORMATS[stored.dtype].block
     out = torch.empty(stored.shape, dtype=dtype)
 
@@ -55,7 +56,8 @@ def read_grouped(stored: Stored) -> Grouped | None:
     file cannot be read.
 
     The numbers have the bits in which they are stored, with two exceptions: those of Q5 formats become 8 bits, and
-    Q6_K, whose groups have 16 weights, is rounded to 8 bits in groups of 32."""
+    Q6_K, whose groups have 16 weights, is rounded to 8 bits in groups of 32.
+    """
     if stored.dtype == "Q6_K":
         return quantise(read_tensor(stored, torch.float32), 8)
     weight = empty_grouped(stored, torch.device("cpu"))
@@ -102,7 +104,7 @@ def _read(stored: Stored, convert: Callable[..., None], outputs: Sequence[Tensor
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """Read a float16 from each block, at byte `at`. Returns float32 [n_blocks, 1, 1]."""
+    """The float16 at byte `at` of each block, as float32 [n_blocks, 1, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()[:, None]
 
 

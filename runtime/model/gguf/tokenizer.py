@@ -2,7 +2,8 @@
 
 Two kinds are supported. Byte-level BPE ("gpt2"): GGUF gives only a name for the regex that splits text into words, so
 the regexes are listed here. SentencePiece ("llama"): GGUF gives a score for each piece, from which the merges
-follow."""
+follow.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def _list(metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
-    """Return the tokenizer's list `name` from the metadata; []: there is none. BadModel: its first item is not of the
-    type `kind`. (In GGUF, all items of a list have the same type.)"""
+    """The tokenizer's list `name`; [] if there is none. In GGUF all items of a list have one type. BadModel: the type
+    is not `kind`."""
     found = _key(metadata, name, list) or []
     if found and not isinstance(found[0], kind):
         raise BadModel(f"tokenizer.ggml.{name} has {found[0]!r:.40}, which is no {kind.__name__.lower()}")
