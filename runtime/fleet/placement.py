@@ -21,9 +21,9 @@ Engines on one machine may share its cores, for example 4 engines of one thread 
 have more threads than the machine has cores, they slow each other down. The cost includes this, so a fork is split over
 fewer engines of such a machine, and fewer of them compute the same prefix.
 
-A conversation that rests, which means between two turns, has no queued work. If it did not count, its replica would
-seem free, and would get conversations whose prefixes it lacks. So it counts as work of its replica, in proportion to
-the share of resting conversations that were continued soon.
+Between two turns, a conversation rests: it has no queued work. If it did not count, its replica would seem free, and
+would get other conversations, whose prefixes it lacks. So a resting conversation counts as work of its replica, in
+proportion to the share of resting conversations that continued soon.
 """
 
 from __future__ import annotations
