@@ -38,9 +38,9 @@ stands for the whole image."""
 
 
 class ImageShape(msgspec.Struct, frozen=True, array_like=True):
-    """The sizes that determine the tokens of an image in a prompt. height, width: its rows in each direction. n_down,
-    n_across: the tiles in each direction into which a large image is cut, whose rows come before those of the whole
-    image; 0: it is not cut."""
+    """The sizes that determine the tokens of an image in a prompt. height, width: how many rows the image has in each
+    direction. n_down, n_across: how many tiles a large image is cut into, in each direction; 0: it is not cut. In the
+    prompt, the rows of the tiles come first, then the rows of the whole image."""
 
     height: int
     width: int
@@ -91,8 +91,9 @@ class ImageSpec(msgspec.Struct, frozen=True):
         return ("<|vision_start|>", "<|vision_end|>") if self.kind == "qwen" else ("", "")
 
     def expand(self, shape: ImageShape, mark: str, end: str) -> Iterator[str | RowCount]:
-        """Yields what transformers' processor inserts in place of the mark: text with control tokens, and rows of the
-        image. mark, end: the texts of mark_id and end_id."""
+        """Yields what stands for one image in a prompt, as transformers' processor writes it: text with control tokens,
+        and RowCount for rows of the image. It replaces the token mark_id of the chat template. mark, end: mark_id and
+        end_id as text."""
         match self.kind:
             case "gemma3":
                 yield f"\n\n{mark}"

@@ -23,7 +23,8 @@ class Absorbed(nn.Module):
     """The weight of `kv_b_proj`, cut into the part for keys and the part for values."""
 
     def __init__(self, linear: nn.Linear, n_heads: int, v_dim: int) -> None:
-        """linear: maps a latent to n_heads * (a part of the key, then the value)."""
+        """linear: the layer kv_b_proj. Its outputs are, for each of n_heads heads, the part of the key without RoPE,
+        then the value, which has v_dim numbers."""
         super().__init__()
         by_head = linear.weight.data.view(n_heads, -1, linear.in_features)
         keys, values = by_head[:, :-v_dim], by_head[:, -v_dim:]
@@ -44,7 +45,8 @@ class Absorbed(nn.Module):
 
 
 class _OverLatents:
-    """A mixin whose `expand_kv` gives attention the latents in place of keys and values."""
+    """A mixin for attention modules of transformers. Its `expand_kv` returns one key and one value per token, made of
+    the latent, in place of the keys and values of all heads."""
 
     def expand_kv(self, latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat([latents, rotated], 3), latents

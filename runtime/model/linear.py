@@ -31,8 +31,8 @@ class Linear:
     def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, deterministic: bool = False,
                  dtype: torch.dtype = torch.float32) -> None:  # fmt: skip
         """deterministic: the bits of a row of y do not depend on the other rows. dtype: the dtype of x, if the weight
-        is quantised; if no kernel computes with it, the weight is dequantised. ConfigError: deterministic mode is not
-        possible on this machine."""
+        is quantised. The weight is dequantised if no kernel multiplies it by x of this dtype. ConfigError:
+        deterministic mode is not possible on this machine."""
         packed = ops.pack(weight, deterministic, dtype)
         if isinstance(weight, Grouped):
             weight = weight.dequantise(dtype) if packed is None else weight.numbers

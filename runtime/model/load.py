@@ -72,12 +72,12 @@ def load(
     """Load a model directory, .gguf file or hub id onto a device.
 
     dtype         the dtype to compute in: float32, bfloat16 or float16
-    max_context   tokens of the longest request, at most the model's own limit (the default) unless there is a window;
-                  it selects longrope's short or long factors, see `rope`
+    max_context   tokens of the longest request; default: the model's own limit, which may be exceeded only with a
+                  `window`. Selects longrope's short or long factors, see `rope`
     deterministic the bits of a row's logits do not depend on the other rows of the batch
     weight_dtype  how the weights of linear layers are kept. auto: as they are stored if quantised, else in `dtype`;
-                  int8, int4: rounded to 8 or 4 bits in groups of 32, unless they are stored in at most so many
-                  bits; dtype: dequantised to `dtype`
+                  int8, int4: rounded to 8 or 4 bits in groups of 32; a weight that is stored in no more bits than that
+                  is kept as it is. dtype: dequantised to `dtype`
     window, sinks see `spec.windowed`
     shard         load only the part of this rank; the model's `spec` describes that part
     progress      called with (bytes read, bytes in total); `weights.bar` makes one

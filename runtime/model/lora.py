@@ -146,7 +146,7 @@ def _layers(
 
 
 def _places(c: Dense) -> dict[str, _Place]:
-    """The projections of a layer, by name."""
+    """The name of each projection of a layer, such as "self_attn.q_proj" -> its place in the fused linear layers."""
     n_q, n_kv, hidden, mid = c.num_attention_heads * c.dim, c.n_kv_heads * c.dim, c.hidden_size, c.intermediate_size
     return {
         "self_attn.q_proj": _Place(0, 0, hidden, n_q),
@@ -189,7 +189,8 @@ def _parse(file: Path, raw: bytes) -> AdapterConfig:
 
 
 def _of_pattern(pattern: dict[str, Any] | None, module: str, default: float) -> float:
-    """The value of the first key that is the module's name or its last parts; `default` if there is none."""
+    """The value that rank_pattern or alpha_pattern has for a module. The first key counts that equals the module's full
+    name or, if it does not begin with ^, its last parts. `default` if no key fits."""
     for key, value in (pattern or {}).items():
         name = key.lstrip("^").rstrip("$")
         if module == name or (module.endswith(f".{name}") and not key.startswith("^")):

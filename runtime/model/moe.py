@@ -30,7 +30,8 @@ _FIELDS = {*_STACKS, "is_transposed", "is_concatenated", "has_gate", "has_bias"}
 
 @torch.no_grad()
 def gate_of(module: Any) -> Gate | None:
-    """The gate of a module of experts; None if our op cannot compute the module."""
+    """Returns the gate (activation function) of a module of experts; None if `ops.experts` cannot compute the
+    module."""
     if not all(hasattr(module, name) for name in _FIELDS) or not module.has_gate:
         return None
     if getattr(module, "has_post_expert_norm", False):
@@ -53,31 +54,32 @@ def _candidates(module: Any) -> Iterator[Gate]:
 
 
 def _numbers(module: Any, names: Iterable[str]) -> list[float]:
-    """The values of those fields in `names` that a module has."""
+    """The values of the fields in `names`, without those that the module lacks or has as None."""
     return [value for name in names if (value := getattr(module, name, None)) is not None]
 
 
 def _matrices(module: Any, name: str) -> Iterator[Tensor]:
-    """The weight [n_out, n_in] of each expert, as views of the stack."""
+    """Yields the weight [n_out, n_in] of each expert, as a view. name: the stack, gate_up_proj or down_proj."""
     stack = getattr(module, name).data
     return iter(stack.transpose(1, 2) if module.is_transposed else stack)
 
 
 def gates(model: nn.Module) -> dict[nn.Module, Gate]:
-    """All modules of experts that our op can compute, with their gates."""
+    """Returns module of experts -> its gate, for all modules of experts that `ops.experts` can compute."""
     return {module: gate for module in model.modules() if (gate := gate_of(module)) is not None}
 
 
 def round_experts(known: Iterable[nn.Module], n_bits: int) -> None:
-    """Rounds the weights in place to the values that they will have when they are packed. A second call changes
-    nothing."""
+    """Rounds the weights of the modules `known` in place, to the values that they will have when they are quantised to
+    n_bits. A second call changes nothing."""
     for module, name in itertools.product(known, _STACKS):
         for weight in _matrices(module, name):
             weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))
 
 
 def pack_experts(model: nn.Module, known: dict[nn.Module, Gate], small: Callable[[Tensor], Tensor | Grouped]) -> None:
-    """Replaces experts by `PackedExperts`. small: converts a weight [n_out, n_in] to the form in which it is kept."""
+    """Replaces the modules of experts in `known` by `PackedExperts`. known: the result of `gates`. small: converts the
+    weight [n_out, n_in] of one expert to the form in which it is kept, such as Grouped."""
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if child in known:

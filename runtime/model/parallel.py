@@ -57,8 +57,8 @@ class Shard:
     # ---- the part of this rank -------------------------------------------------------------------------------------
 
     def of(self, n: int, width: int = 1) -> slice:
-        """This rank's part of n heads of `width` numbers each. With fewer heads than ranks, several ranks have the same
-        part."""
+        """This rank's slice of a dimension that consists of n heads of `width` numbers each. With fewer heads than
+        ranks, several ranks have the same slice."""
         first, count = self.rank * n // self.n_ranks, max(1, n // self.n_ranks)
         return slice(first * width, (first + count) * width)
 
@@ -81,7 +81,8 @@ class Shard:
         return reduce(torch.add, parts)
 
     def embed(self, ids: Tensor, table: Tensor, n_vocab: int) -> Tensor:
-        """The embeddings of `ids`, [n, hidden]. table: this rank's part of the embeddings."""
+        """Returns the embeddings of `ids` on every rank: [n] -> [n, hidden]. table: this rank's rows of the embedding
+        matrix, which has n_vocab rows in all."""
         own = self.of_vocabulary(n_vocab)
         at = ids - own.start
         is_own = (at >= 0) & (at < len(table))
@@ -89,8 +90,8 @@ class Shard:
         return self.add(x.masked_fill_(~is_own[:, None], 0))
 
     def join(self, y: Tensor, n_vocab: int) -> Tensor:
-        """Join the ranks' parts `y` of the logits. Returns the logits [n, n_vocab] on rank 0, and the padded `y` on
-        other ranks."""
+        """Gather the logits of all ranks on rank 0. y: this rank's part, [n, its part of the vocabulary]. Returns the
+        logits [n, n_vocab] on rank 0. On other ranks the result has no meaning."""
         if not len(y):
             return y.new_empty(0, n_vocab)
         y = F.pad(y, (0, -(-n_vocab // self.n_ranks) - y.shape[1]))
@@ -120,7 +121,7 @@ class SummedLinear(Linear):
 
 
 class JoinedLinear(Linear):
-    """The output head, which is cut by outputs."""
+    """The output head. Each rank computes the logits of its part of the vocabulary. Rank 0 returns all logits."""
 
     __slots__ = ("_n_out", "_shard")
 

@@ -29,8 +29,8 @@ _ALIGNED = 64  # bytes
 
 
 class StatePart(NamedTuple):
-    """One tensor of a request's state. shape: without the batch dimension. name, number: its place in transformers'
-    cache."""
+    """One tensor of a request's state. shape: without the batch dimension. name, number: the field of transformers'
+    cache layer that has the tensor, and its index there."""
 
     layer: int
     name: str
@@ -44,9 +44,10 @@ class StatePart(NamedTuple):
 
 
 class _MixerCall(NamedTuple):
-    """One call of each mixer in a step. rows: int64 [n_requests, n_rows]: each request's rows in the step. n_all: the
-    number of rows, if the call has all rows of the step in order; else 0. slots: the slots of the requests' states.
-    kept: int64 [2, n]: after the call, the states in slots kept[0] are copied to slots kept[1]."""
+    """Rows of a step that each mixer computes in one call. A step may need several calls. rows: int64 [n_requests, rows
+    per request]: the indices of these rows in the step. n_all: the number of rows in the step, if the call has all of
+    them in their order, so that none need to be gathered; else 0. slots: the slots of the requests' states. kept: int64
+    [2, n]: after the call, the states in slots kept[0] are copied to slots kept[1]."""
 
     rows: Tensor
     n_all: int
@@ -55,7 +56,7 @@ class _MixerCall(NamedTuple):
 
 
 def slot_bytes(parts: Sequence[StatePart]) -> int:
-    """The bytes of a request's state, padded."""
+    """The size of a slot in bytes: all parts of a request's state, padded to a multiple of 64."""
     return -(-sum(part.n_bytes for part in parts) // _ALIGNED) * _ALIGNED
 
 
@@ -98,8 +99,9 @@ class StatePool:
                 self._slots[destination] = self._slots[source]
 
     def begin(self, spans: Sequence[tuple[int, int, Sequence[tuple[int, int]]]]) -> None:
-        """Set the rows of the next forward pass. spans: for each request, in order: the number of its rows, the slot of
-        its state, and the copies of the state to make on the way, as (number of rows before the copy, slot)."""
+        """Set the requests of the next forward pass. spans: for each request, in the order of the rows: its number of
+        rows, the slot of its state, and the copies of the state to make during the pass, each as (number of the
+        request's rows before the copy, slot to copy to)."""
         groups: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # first row, slot, slot to copy to
         first = 0
         for n_rows, slot, kept in spans:
@@ -169,7 +171,8 @@ def using(pool: StatePool | None) -> Iterator[None]:
 
 
 class RecurrentMixer(nn.Module):
-    """Wraps a mixer, and computes the rows of several requests, [1, n_rows, ...], each request with its own state."""
+    """Replaces a mixer of a transformers model. It gets the rows of all requests of a step, [1, n_rows, ...], and calls
+    the mixer so that each request is computed with its own state."""
 
     def __init__(self, mixer: nn.Module, layer: int) -> None:
         super().__init__()
@@ -198,8 +201,8 @@ class RecurrentMixer(nn.Module):
 
 
 def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
-    """Picks the rows of a call from tensors [1, n_rows, ...]; returns [n_requests, n, ...]. Other values stay as they
-    are."""
+    """Selects the rows of a call from an argument of a mixer: a tensor [1, n_rows, ...] becomes [n_requests, rows per
+    request, ...]. A tuple is treated item by item. Any other value is returned unchanged."""
     if isinstance(value, tuple):
         return tuple(_rows_of(one, n_rows, call) for one in value)
     if not isinstance(value, Tensor) or value.shape[:2] != (1, n_rows):
@@ -208,7 +211,8 @@ def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
 
 
 class _MixerUse(NamedTuple):
-    """The layer whose state a module used, and the arguments of the module's call."""
+    """A record of one call of a module: the layer whose state the module read or wrote, and the arguments of the
+    call."""
 
     layer: int
     args: Any
@@ -244,8 +248,9 @@ class _Recorder(DynamicCache):  # type: ignore[misc]
 
 @torch.inference_mode()
 def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
-    """Find the mixers of a model by running it on `ids`, a few tokens, int64 [n], and replace them. Returns the parts
-    of a request's state, and `is_stepwise` for its StatePool."""
+    """Replace each mixer of a model by a RecurrentMixer. The mixers are found by running the model on `ids`, a few
+    tokens, int64 [n]. Returns the parts of a request's state, and the argument `is_stepwise` for the model's
+    StatePool."""
     running: list[tuple[nn.Module, Any, Any]] = []
 
     def enter(module: nn.Module, args: Any, options: Any) -> None:
@@ -283,9 +288,10 @@ def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
 
 
 def _needs_steps(uses: Sequence[tuple[RecurrentMixer, _MixerUse]], pool: StatePool, n: int) -> bool:
-    """Whether a mixer gives wrong results for several rows that follow a state other than the initial one. Computes n
-    rows in one call, then in two halves, then with the second half row by row. If the second and third results differ
-    from the first only by rounding, both differences have about the same size."""
+    """Whether a mixer gives wrong results for several rows in one call if it does not begin with the initial state.
+    Computes the first half of n rows in one call, and the second half in three ways: together with the first half, in a
+    call of its own, and row by row. The first and the last way are right, and differ only by rounding. If the second
+    way differs from the first by much more, it is wrong."""
     half = n // 2
 
     def outputs(*kept: int) -> list[Tensor]:

@@ -35,7 +35,8 @@ class _Scaling(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type",
     rope_theta: _Positive = 10000.0
 
     def reach(self, trained: int) -> int:
-        """The longest context of a model whose max_position_embeddings is `trained`."""
+        """The longest context, in tokens, that a model with this scaling supports. trained: the model's
+        max_position_embeddings."""
         return trained
 
 
@@ -167,8 +168,9 @@ def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
 
 
 def _yarn(rope: Yarn, inverse: Tensor) -> tuple[Tensor, float]:
-    """Divides the frequencies of slow pairs by `factor`, keeps those of fast pairs, and blends both for the pairs in
-    between; sections 3.2 to 3.4 of the paper."""
+    """Returns the frequencies of YaRN, [dim / 2], and the factor on cos and sin. inverse: the unscaled frequencies. Low
+    frequencies are divided by `factor`, high ones are kept, and those in between are blended; see sections 3.2 to 3.4
+    of the paper."""
     import torch
 
     dim = 2 * len(inverse)
@@ -206,7 +208,8 @@ def _longrope_scale(rope: LongRope) -> float:
 
 
 def _llama3(rope: Llama3, inverse: Tensor) -> Tensor:
-    """Multiplies long wavelengths by `factor`, keeps short ones, and blends both for the wavelengths in between."""
+    """Returns the frequencies of Llama 3.1, [dim / 2]. inverse: the unscaled frequencies. Low frequencies are divided
+    by `factor`, high ones are kept, and those in between are blended."""
     wavelengths = 2 * math.pi / inverse
     n_waves = rope.original_max_position_embeddings / wavelengths
     blend = ((n_waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)

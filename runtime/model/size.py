@@ -22,8 +22,9 @@ from banyan.runtime.model.weights import Headers
 
 
 class WeightSize(NamedTuple):
-    """Sizes in bytes. per_step: the bytes of weights that a decode step reads: all of them, also all experts, except an
-    embedding that is not also the head, because a step reads only some of its rows."""
+    """The size of a model's weights in bytes. n_bytes: all weights. per_step: the weights that a decode step reads.
+    This is all weights, including all experts, but without the embedding, of which a step reads only a few rows. An
+    embedding that is also the head (tied) counts."""
 
     n_bytes: int
     per_step: int
@@ -33,12 +34,14 @@ def weight_size(
     path: Path, spec: ModelSpec, device: str, dtype: str, context: int, deterministic: bool, weight_dtype: str,
     shard: Shard | None = None,
 ) -> WeightSize:  # fmt: skip
-    """The memory that `load` with these arguments will take. path, spec: the results of `resolve` and `read_spec`.
+    """The bytes of weights that `load` with these arguments will keep in memory. path, spec: the results of `resolve`
+    and `read_spec`.
 
-    The result is exact, with three exceptions. The content of a quantised checkpoint is not read: its zero points may
-    turn out to need no minimums, and scattered groups (act order) become floats. If a checkpoint stores a head that is
-    tied to the embedding, the head is counted, though `load` drops it if it is a copy. And oneDNN's own layout is not
-    known. Raises what `load` raises for a model that cannot be loaded.
+    The result is exact, with three exceptions. First, the data of a quantised checkpoint is not read. It may show that
+    all zero points of a layer are in the middle, which makes the layer smaller, or that its groups are scattered (act
+    order), which makes `load` keep the layer in floats. Second, a head that is stored although config.json ties it to
+    the embedding is counted, but `load` drops it if it is a copy. Third, oneDNN's packed layout is assumed to be as
+    large as the weight. Raises what `load` raises for a model that cannot be loaded.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # here, because this import takes a second
 
@@ -58,7 +61,8 @@ def weight_size(
 
 
 def least_bytes(path: Path, spec: ModelSpec, dtype: str, weight_dtype: str) -> int:
-    """A lower bound of the weights' bytes, computed from the arguments, without reading headers."""
+    """A lower bound of the weights' size in bytes, computed without reading any file: half a byte for each parameter if
+    the weights are quantised, else the size of `dtype`."""
     is_stored_small = spec.quantisation is not None or path.suffix == ".gguf"
     is_small = weight_dtype in N_BITS or (weight_dtype == "auto" and is_stored_small)
     return spec.n_parameters // 2 if is_small else spec.n_parameters * int(getattr(torch, dtype).itemsize)
@@ -80,7 +84,7 @@ def measure(model: object) -> WeightSize:
 
 
 def _ends(model: Any) -> tuple[Tensor, object]:
-    """The embedding's weight and the head of a model of transformers."""
+    """The weight of the embedding, and the module of the output head, of a transformers model."""
     return model.get_input_embeddings().weight, model.get_output_embeddings()
 
 
@@ -89,7 +93,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:
-    """The tensors of a model. A tensor may occur several times."""
+    """Yields all tensors of a model, a layer, or a nested list of these. A tensor may occur several times."""
     match thing:
         case Tensor():
             yield thing

@@ -38,9 +38,9 @@ def resolve(path_or_id: str | Path) -> Path:
     the .gguf file.
 
     The name of a shipped or packaged model takes precedence over a directory of that name; write ./NAME for the
-    directory. Only safetensors, configuration and tokenizer files are downloaded, never pickles or code. Raises
-    ModelNotFound if neither the directory nor the hub repository exists, within the hub client's own timeouts
-    (seconds).
+    directory. Only safetensors, configuration and tokenizer files are downloaded, never pickles or code. ModelNotFound:
+    there is no such directory, and the hub does not have the model, refuses it, or cannot be reached. BadModel: the
+    path is a file that is not GGUF, or a directory with several GGUF models.
     """
     name = str(path_or_id)
     if isinstance(path_or_id, str):
@@ -62,7 +62,8 @@ def resolve(path_or_id: str | Path) -> Path:
 
 
 def _packaged(name: str) -> Path:
-    """The .gguf file of a model of PACKAGED. The package is not imported. ModelNotFound: it is not installed."""
+    """The .gguf file of the model `name` of PACKAGED, found without importing the package. ModelNotFound: the package
+    is not installed."""
     module, what = PACKAGED[name]
     package = module.replace("_", "-")
     found = importlib.util.find_spec(module)
@@ -241,8 +242,9 @@ def name_of(path: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """Read a JSON object from a file of a model directory, or of the directory that a GGUF file stands for. None if
-    there is no file. BadModel if it cannot be read."""
+    """Read a JSON object from a file of a model directory. The directory may also be the path of a .gguf file, whose
+    metadata then provide config.json and the like. Returns None if there is no such file. BadModel: the file cannot be
+    read."""
     try:
         value = json.loads(gguf.read_bytes(file))
     except FileNotFoundError:
@@ -267,8 +269,8 @@ _HEADS = {
 
 
 def _check(config: dict[str, Any]) -> None:
-    """Raises Unsupported for a model that neither the native decoder nor transformers' code over our pages can run, and
-    BadModel for invalid fields."""
+    """Check the config.json of a model. Unsupported: the model is not a decoder that generates text, or its weights
+    have an unsupported format. BadModel: a field is invalid."""
     if not isinstance(config.get("model_type"), str):
         raise BadModel("config.json has no model_type")
     quantised.parse(config)

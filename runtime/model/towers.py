@@ -34,11 +34,11 @@ class ImageSpan(NamedTuple):
 class ImageInputs(NamedTuple):
     """The rows of images in a step.
 
-    rows       int64 [n]: the rows in the batch, in ascending order
+    rows       int64 [n]: the indices of these rows in the batch, in ascending order
     values     [n, hidden]: the vectors that replace the embeddings of these rows' ids
-    deeper     a tensor [n, hidden] for each of the first layers, which is added to the layer's output
-    positions  int64 [3, n_rows]: the positions of all rows of the batch, if they have three axes
-    blocks     the rows whose attention is bidirectional
+    deeper     for each of the first layers, in order, a tensor [n, hidden] that is added to the layer's output
+    positions  int64 [3, n_rows]: the M-RoPE positions of all rows of the batch; None: the model has no M-RoPE
+    blocks     runs of rows that attend to each other in both directions
     """
 
     rows: Tensor
@@ -100,7 +100,7 @@ def attend_blocks(
     out: Tensor, q: Tensor, k_pool: Pool, v_pool: Pool, blocks: Sequence[ImageSpan], scale: float, window: int
 ) -> None:
     """Computes attention for the rows of each block, and writes it to `out` [n_rows, n_heads, head_dim]. K and V of all
-    rows of the step must be in the pools. window: as in AttentionOptions."""
+    rows of the step must be in the pools. window: the sliding window of the layer in tokens; 0: none."""
     page = k_pool.shape[1]
     for row, n, start, first, pages in blocks:
         end = start + n

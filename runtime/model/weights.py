@@ -41,8 +41,8 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 class Checkpoint:
     """The tensors of a model directory or .gguf file by name. A context manager that closes the files it opened. dtype:
-    the dtype to which tensors from GGUF are converted. files: the files with the tensors, if `path` is not a model (but
-    an adapter).
+    the dtype to which tensors from GGUF are converted. files: the files to read; None: the weights of the model at
+    `path`.
 
     Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for unknown dtypes.
     """
@@ -95,9 +95,10 @@ class Checkpoint:
         return found
 
     def take(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
-        """Read the tensor `name` to the CPU, as stored; from GGUF, in the dtype of this checkpoint. dtype: the stored
-        dtype, by safetensors' name; None: any float. BadModel if it is missing or does not have the shape `shape`;
-        Unsupported if it is stored in another dtype."""
+        """Read the tensor `name` to the CPU. A tensor from safetensors keeps its stored dtype; one from GGUF is
+        converted to the checkpoint's `dtype`. dtype: the dtype in which safetensors must have the tensor; None: any
+        float. BadModel: the tensor is missing, or has another shape than `shape`; Unsupported: it is stored in another
+        dtype."""
         stored = self.tensors.get(name)
         if stored is None:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
@@ -173,7 +174,7 @@ class Headers(Checkpoint):
         return empty_grouped(stored, self.device) if self._gguf and stored and stored.shape == shape else None
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
-        """Does nothing: whether a tensor may be left out can depend on its content."""
+        """Does nothing. Whether `load` uses a tensor may depend on the tensor's content, which is not read here."""
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -240,7 +241,8 @@ class _Entry(msgspec.Struct):
 
 
 def _header(file: Path) -> dict[str, Stored]:
-    """The tensors in a safetensors file. BadModel if the file is incomplete."""
+    """Returns name -> place and form of each tensor in a safetensors file. BadModel: the file is broken or incomplete;
+    Unsupported: a dtype is unknown."""
     try:
         size = file.stat().st_size
         with file.open("rb") as f:

@@ -1,5 +1,5 @@
-"""Reads AWQ, as AutoAWQ writes it for its GEMM kernels: a word holds the weights of one input for 8 outputs, first the
-even ones."""
+"""Reads AWQ, as AutoAWQ writes it for its GEMM kernels. A word holds the 4-bit weights of one input for 8 outputs, in
+the order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
 
 
 def _unpack(words: Tensor) -> Tensor:
-    """int32 [n, n_words] -> uint8 [8 n_words, n]"""
+    """Unpack words, int32 [n, n_words], and transpose the result: uint8 [8 n_words, n], in the order of the outputs."""
     return unpack(words, 4).view(len(words), -1, 8)[:, :, _PLACES].flatten(1).T.contiguous()

@@ -1,5 +1,6 @@
-"""Reads bitsandbytes: 8 bits with a scale per output, and 4 bits (NF4, FP4) as indexes into a table of 16 values, with
-a scale per block of weights of the flattened tensor. The scales of blocks may be quantised too."""
+"""Reads bitsandbytes' formats. In 8 bits, each output has a scale. In 4 bits (NF4, FP4), a number is an index into a
+table of 16 values, and a block of consecutive weights has a scale; blocks may extend over rows of the matrix. These
+scales may be quantised too."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def read_int8(layer: StoredLayer, scheme: Scheme) -> Grouped:
 
 
 class BlockState(msgspec.Struct):
-    """The description of a weight in 4 bits. The checkpoint has it as JSON in a tensor of bytes."""
+    """bitsandbytes' description of a 4-bit weight (its quant_state), which a checkpoint stores as JSON in a uint8
+    tensor."""
 
     shape: tuple[Size, Size]
     blocksize: Annotated[int, Meta(ge=1, le=4096)]

@@ -31,9 +31,9 @@ class Quantisation(msgspec.Struct, frozen=True):
     schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # (targets: patterns of the layers, scheme); see `scheme`
 
     def scheme(self, module: str) -> Scheme:
-        """The scheme of the quantised linear layer `module`. If a checkpoint has several schemes: the scheme that names
-        the layer, else the one with a pattern ("re:...") that matches the start of its name, else the one for all
-        linear layers. BadModel: no scheme is for this layer."""
+        """The scheme of the quantised linear layer `module`. A checkpoint with one scheme uses it for all layers. With
+        several schemes, the first target that fits decides: the name of the layer, then a pattern ("re:...") that
+        matches the start of the name, then "Linear". BadModel: no target fits."""
         if len(self.schemes) == 1:
             return self.schemes[0][1]
         for is_hit in (lambda target: target == module, lambda target: _fits(target, module),
@@ -44,7 +44,8 @@ class Quantisation(msgspec.Struct, frozen=True):
         raise BadModel(f"quantization_config has no group for {module}")
 
     def packs(self, tensors: Mapping[str, Stored], module: str) -> bool:
-        """Whether the weight of a module is stored quantised, not in floats."""
+        """Whether the weight of `module` is stored quantised, not in floats. tensors: those of the checkpoint, by
+        name."""
         for _, scheme in self.schemes:
             suffix, dtype = PACKED[scheme.format]
             if (stored := tensors.get(f"{module}.{suffix}")) is not None and stored.dtype == dtype:
@@ -105,7 +106,8 @@ def parse(config: Mapping[str, Any]) -> Quantisation | None:
 
 
 def _is_mlx(found: Any) -> bool:
-    """Whether `found` is MLX's settings, which do not name the format. MLX writes them to the field quantization, and
+    """Whether `found` is a quantisation object of MLX. Such an object does not name its format; it is recognised by
+    integer `bits` and `group_size` without `quant_method`. MLX writes it to the field quantization of config.json, and
     mostly to quantization_config too."""
     fields = ("bits", "group_size")
     return isinstance(found, dict) and not found.get("quant_method") and all(type(found.get(f)) is int for f in fields)
@@ -136,7 +138,8 @@ def split(name: str) -> tuple[str, str]:
 
 
 def _fits(target: str, module: str) -> bool:
-    """Whether a target's pattern matches the start of a module's name. Unsupported: re2 cannot read the pattern."""
+    """Whether a target is a pattern ("re:...") that matches the start of a module's name. Unsupported: re2 cannot read
+    the pattern."""
     import re2  # takes linear time, unlike re; the pattern comes from the checkpoint
 
     try:
@@ -237,7 +240,8 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
 
 
 def _compressed_scheme(weights: Mapping[str, Any]) -> Scheme:
-    """The scheme of a group of compressed-tensors. weights: the group's arguments for weights."""
+    """The scheme of one of compressed-tensors' config_groups. weights: the object `weights` of the group, and its
+    `format`."""
     kind = _one_of(weights, "type", "int", "float", default="int")
     layout = _one_of(weights, "format", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
                      "mxfp4-pack-quantized", "nvfp4-pack-quantized")  # fmt: skip

@@ -51,8 +51,8 @@ class Loss(NamedTuple):
 
 
 class Observed:
-    """A linear layer that adds up the products of its inputs, x^T x [n_in, n_in], and keeps the largest absolute value
-    of each input."""
+    """A linear layer that records statistics of its inputs x [n, n_in] over all calls. products: the sum of x^T x,
+    [n_in, n_in]. largest: the largest absolute value of each input, [n_in]."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
@@ -133,8 +133,9 @@ def _quantised(source: Path, model: Decoder, ids: Sequence[int], method: Method,
 
 def _round(model: Decoder, layer: Layer, raw: dict[str, Tensor], texts: Sequence[Tensor], method: Method,
            how: tuple[int, int, torch.dtype]) -> tuple[Layer, dict[str, Grouped]]:  # fmt: skip
-    """Quantises a layer. Returns the layer, with rounded weights unless the method is rtn, and the quantised weights.
-    raw: the weights in float32. texts: the layer's inputs. how: n_bits, group and dtype, as for `rtn`."""
+    """Quantises one layer. raw: field of Layer -> weight in float32. texts: the layer's inputs, [n, hidden] each. how:
+    n_bits, group and dtype, as for `rtn`. Returns the layer with the rounded weights, and field -> quantised weight.
+    With the method rtn, which needs no inputs, the layer is returned unchanged."""
     if method == "rtn":
         return layer, {field: rtn(weight, *how) for field, weight in raw.items()}
     observed: dict[str, Any] = {field: Observed(getattr(layer, field)) for field in _PARTS}
@@ -179,9 +180,10 @@ def _decoder(path: Path, weight_dtype: str = "dtype") -> Decoder:
 
 
 def _balanced(layer: Layer, raw: dict[str, Tensor], factors: dict[str, Tensor]) -> tuple[Layer, dict[str, Tensor]]:
-    """Multiplies the columns of the layer's weights by factors, and divides the norm (or the rows of `up`) that
-    computes their inputs by the same factors. The inputs of `out` are values that heads share, so they are not
-    changed."""
+    """Multiplies the columns of a layer's weights by `factors`, and divides the inputs of these weights by the same
+    factors, so that the layer computes the same. The inputs are divided in what makes them: the norms for qkv and
+    gate_up, the rows of `up` for down. `out` is not changed: its inputs are values, which heads share (GQA). Returns
+    the layer with the new norms, and the new weights."""
     raw = {field: weight * factors.get(field, 1.0) for field, weight in raw.items()}
     back = torch.cat([torch.ones_like(factors["down"]), 1 / factors["down"]])  # gate and up
     raw["gate_up"] *= back[:, None]
@@ -208,12 +210,12 @@ def _run(model: Decoder, layer: Layer, x: Tensor) -> Tensor:
 
 
 def _batch(n: int) -> Ragged:
-    """The batch for one text of n tokens."""
+    """The Ragged (which rows belong to which request, and where its KV lies) of a step with one text of n tokens."""
     return ragged([n], [n], [range(-(-n // _PAGE))], _PAGE)
 
 
 def _pools(model: Decoder, n: int) -> list[tuple[Pool, Pool]]:
-    """Pages for the keys and values of one text."""
+    """K and V pools for each layer, with enough pages for one text of n tokens."""
     shape = -(-n // _PAGE), _PAGE, model.spec.n_kv_heads, model.spec.head_dim
     return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(model.spec.n_layers)]
 

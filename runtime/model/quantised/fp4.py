@@ -1,5 +1,6 @@
 """Reads 4-bit floats (E2M1): MXFP4, in groups of 32 whose scale is a power of 2, and NVFP4, in groups of 16 whose scale
-is an 8-bit float times one scale for the tensor. Twice the value of a 4-bit float is an integer of at most 12."""
+is an 8-bit float times one scale for the tensor. Numbers are kept in int8 as twice their value: the doubles are
+integers from -12 to 12."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def read(layer: StoredLayer, scheme: Scheme) -> Grouped:
 
 
 def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Dequantises gpt-oss's experts: numbers, uint8 [n, n_out, n_groups, 16], and exponents, uint8 [n, n_out, n_groups]
-    -> [n, n_in, n_out]."""
+    """Dequantises gpt-oss's experts to `dtype`. blocks: uint8 [n, n_out, n_groups, 16], two 4-bit floats in a byte.
+    scales: uint8 [n, n_out, n_groups], exponents of 2. Returns [n, n_in, n_out]."""
     n, n_out, n_groups, n_bytes = blocks.shape
     numbers = _DOUBLES[unpack(blocks.reshape(-1, n_bytes), 4).int()].view(n, n_out, n_groups, 2 * n_bytes)
     weight = numbers * (_power(scales) / 2)[..., None]
@@ -39,8 +40,8 @@ def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 def regroup(weight: Tensor, is_known: bool = False) -> Grouped | Tensor:
     """Quantises a weight [n_out, n_in] to MXFP4, in groups of 32, if MXFP4 represents it exactly; otherwise returns it
-    unchanged. A group's scale is the one with which its largest number becomes 4 or 6. is_known: the caller knows that
-    MXFP4 is exact, so this is not checked."""
+    unchanged. A group's scale is the power of 2 for which the group's largest absolute value becomes 4 or 6, the two
+    largest numbers of MXFP4. is_known: the caller knows that MXFP4 is exact, so this is not checked."""
     if weight.shape[1] % 32:
         return weight
     groups = weight.float().view(len(weight), -1, 32)

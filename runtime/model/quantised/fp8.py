@@ -16,7 +16,8 @@ _BLOCK = 128, 128
 
 
 def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
-    """Read a weight. The result is floats if the last block of a row is smaller than the others."""
+    """Read a layer's weight. Returns Grouped; but floats [n_out, n_in] if scales are for blocks whose width does not
+    divide n_in, because all groups of a Grouped have the same size."""
     n_out, n_in = layer.shape("weight")
     weight = layer.take("weight", n_out, n_in, dtype="F8_E4M3")
     scale = layer.take(_SCALES[0] if _SCALES[0] in layer else _SCALES[1]).float()

@@ -11,8 +11,9 @@ from banyan.runtime.model.quantised.layer import StoredLayer, grouped, unpack
 
 
 def read_packed(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
-    """Read weights of 4 or 8 bits. A word packs the weights of consecutive inputs, or the zero points of consecutive
-    outputs; the first number is in its lowest bits."""
+    """Read a weight of 4 or 8 bits from the format pack-quantized. A word packs the weights of consecutive inputs; a
+    word of zero points packs those of consecutive outputs. The first number is in the lowest bits. Returns the result
+    of `grouped`."""
     n_bits, per_word = scheme.n_bits, 32 // scheme.n_bits
     n_out, n_words = layer.shape("weight_packed")
     rows, n_in = layer.take("weight_shape", 2, dtype="I64").tolist()
@@ -39,5 +40,5 @@ def read_bytes(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
 
 
 def _unsigned(numbers: Tensor) -> Tensor:
-    """int8, -128 to 127 -> uint8, 0 to 255"""
+    """Add 128 to int8 numbers, -128 to 127. Returns uint8, 0 to 255."""
     return numbers.view(torch.uint8) ^ 128

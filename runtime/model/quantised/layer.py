@@ -17,8 +17,8 @@ not quantised with stored scales."""
 
 
 class StoredLayer:
-    """The tensors of the layer `name`. Its methods name a tensor by its suffix: the part of its name after the
-    layer's."""
+    """The tensors of the linear layer `name` in a checkpoint. The methods take the suffix of a tensor's name: "qweight"
+    for the tensor NAME.qweight."""
 
     def __init__(self, weights: Checkpoint, name: str) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class StoredLayer:
         return suffix in self._weights.modules[self.name]
 
     def shape(self, suffix: str) -> tuple[int, int]:
-        """The shape of a matrix. BadModel: there is no such matrix."""
+        """The shape of the matrix `suffix`. BadModel: the layer has no such tensor, or it is not a matrix."""
         stored = self._weights.tensors.get(f"{self.name}.{suffix}")
         shape = () if stored is None else stored.shape
         if len(shape) != 2 or not all(shape):
@@ -37,13 +37,14 @@ class StoredLayer:
         return shape[0], shape[1]
 
     def take(self, suffix: str, *shape: int, dtype: str | None = None) -> Tensor:
-        """Take a tensor. dtype: safetensors' name of its dtype; None: any float. BadModel: there is no such tensor, or
-        it has another shape or dtype."""
+        """Take a tensor of the layer. dtype: its stored dtype, as safetensors spells it; None: any float. BadModel:
+        there is no such tensor, or it has another shape; Unsupported: it has another dtype."""
         self._left.discard(suffix)
         return self._weights.take(f"{self.name}.{suffix}", *shape, dtype=dtype)
 
     def per_output(self, suffix: str, n_out: int, dtype: str | None = None) -> Tensor:
-        """Take a tensor as [n_out, n_groups]. The file may also have a single number, or one for each output."""
+        """Take a tensor of scales or zero points: [n_out, n_groups]. A single number, or a vector with one number for
+        each output, is returned as [n_out, 1]. BadModel: the tensor has another shape."""
         found = self.take(suffix, dtype=dtype)
         if found.numel() == 1:
             return found.reshape(1, 1).expand(n_out, 1)
@@ -61,13 +62,15 @@ class StoredLayer:
 
 
 def unpack(words: Tensor, n_bits: int) -> Tensor:
-    """int32 or uint8 [n, n_words] -> uint8 [n, numbers]; the first number of a word is in its lowest bits."""
+    """Unpack numbers of 4 or 8 bits: words, int32 or uint8 [n, n_words], become uint8 [n, n_numbers]. The first number
+    of a word is in its lowest bits."""
     numbers = words.contiguous().view(torch.uint8)
     return numbers if n_bits == 8 else torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
 
 
 def pack(numbers: Tensor, n_bits: int) -> Tensor:
-    """The inverse of `unpack`; returns int32. The last word of a row is filled up with zeros."""
+    """Pack numbers of 4 or 8 bits: uint8 [n, n_numbers] becomes int32 [n, n_words]. The first number of a word is in
+    its lowest bits. The last word of a row is filled up with zeros."""
     numbers = F.pad(numbers, (0, -numbers.shape[1] % (32 // n_bits)))
     return (numbers if n_bits == 8 else numbers[:, ::2] | numbers[:, 1::2] << 4).contiguous().view(torch.int32)
 

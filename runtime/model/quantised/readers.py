@@ -30,9 +30,9 @@ READERS: dict[str, Callable[[StoredLayer, Scheme], Grouped | Tensor]] = {
 
 def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: str, n_out: int, n_in: int
                 ) -> Grouped | Tensor:  # fmt: skip
-    """Read the weight of the linear layer `name`: Grouped, or floats [n_out, n_in] if it is stored in floats or its
-    format has no groups of integers. BadModel: the checkpoint is broken; Unsupported: the layer has a tensor or dtype
-    that is not of its format."""
+    """Read the weight [n_out, n_in] of the linear layer `name`. Returns Grouped, or floats if the weight is stored in
+    floats or Grouped cannot represent it. BadModel: the checkpoint is broken; Unsupported: the layer has a tensor or
+    dtype that its format does not have."""
     if quantisation is None or not quantisation.packs(weights.tensors, name):
         return weights.take(f"{name}.weight", n_out, n_in)
     if isinstance(weights, Headers):
@@ -45,8 +45,9 @@ def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: st
 
 
 def _empty(weights: Headers, scheme: Scheme, name: str, n_out: int, n_in: int) -> Grouped | Tensor:
-    """What a reader returns, but with undefined content. If the layer has zero points, the result has minimums, which a
-    reader leaves out if all zero points are in the middle."""
+    """Returns a weight like the one that a reader would return, with the same shapes and dtypes, but undefined content.
+    If the checkpoint stores zero points for the layer, the result always has minimums; a reader leaves the minimums out
+    if all zero points are in the middle of their range."""
     group, dtype = {"mxfp4": 32, "nvfp4": 16}.get(scheme.format, scheme.group), torch.int8
     n_bits = 8 if scheme.format in ("mxfp4", "nvfp4") else scheme.n_bits
     if scheme.format == "fp8":

@@ -25,9 +25,10 @@ def rtn(weight: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
 
 
 def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
-    """Rounds one column after the other, those of large inputs first, and after each corrects the remaining columns for
-    its error (Frantar et al., GPTQ: accurate post-training quantization for generative pre-trained transformers, 2022).
-    products: x^T x of the layer's inputs, [n_in, n_in]."""
+    """Quantises `weight` [n_out, n_in] with GPTQ (Frantar et al., GPTQ: accurate post-training quantization for
+    generative pre-trained transformers, 2022): rounds one column after the other, and changes the remaining columns so
+    that they make up for the error. Columns of large inputs come first. products: x^T x of the layer's inputs, [n_in,
+    n_in]. The other arguments are as for `rtn`."""
     scale = _scale(weight.unfold(1, group, group), n_bits, dtype)
     size = products.diagonal()
     order = size.argsort(descending=True)
@@ -47,9 +48,9 @@ def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch
 
 
 def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Tensor:
-    """Finds factors [n_in]: if the weight's columns are multiplied by them and the inputs divided, `rtn` changes the
-    layer's outputs least. The factors are a power of the inputs' sizes (Lin et al., AWQ: activation-aware weight
-    quantization, 2023)."""
+    """Returns factors [n_in]. If the weight's columns are multiplied by them, and the inputs divided, `rtn` changes the
+    layer's outputs least. The factors are a power of the inputs' sizes, the best of 20 powers (Lin et al., AWQ:
+    activation-aware weight quantization, 2023). products: x^T x of the layer's inputs, [n_in, n_in]."""
     size = products.diagonal().sqrt()
     size = size.clamp(min=float(size.max()) * 1e-4 + 1e-8)
     best, least = torch.ones_like(size), float("inf")
@@ -73,8 +74,9 @@ def smoothquant(weight: Tensor, largest: Tensor) -> Tensor:
 
 
 def _scale(groups: Tensor, n_bits: int, dtype: torch.dtype) -> Tensor:
-    """The scale of each group [..., group]. In 8 bits, the number with the largest absolute value becomes 127 or -127.
-    In 4 bits it becomes about -8: of 13 scales, the function takes the one with the least sum of squared errors."""
+    """Returns the scale of each group: [..., group] -> [...]. In 8 bits, the largest absolute value of a group becomes
+    127. In 4 bits, 13 scales are tried that make this value about 8, and the one with the least sum of squared errors
+    is taken."""
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
     if n_bits == 8:
         return _stored(largest.abs() / 127, dtype)
