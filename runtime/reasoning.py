@@ -11,9 +11,9 @@ class ReasoningParser:
     """Parses one output piece by piece.
 
     A reasoning model writes its reasoning between a start mark and an end mark, such as <think> and </think>. If the
-    output begins with the start mark, the text up to the end mark is reasoning, and the rest is content. If there is no
-    end mark, all of the rest is reasoning. If the output does not begin with the start mark, all of it is content.
-    White space at the ends of both parts is dropped.
+    output begins with the start mark, or inside the reasoning (is_open, Reasoning.is_forced), the text up to the end
+    mark is reasoning, and the rest is content. If there is no end mark, all of the rest is reasoning. Otherwise all of
+    the output is content. White space at the ends of both parts is dropped.
 
     Some models write an answer mark before the content, also in an output without reasoning, and a close mark after it.
     These marks, and all that follows the close mark, are dropped.
@@ -99,7 +99,8 @@ class ReasoningParser:
         return ""
 
     def _skip(self, text: str) -> str:
-        """Skip white space and the answer mark after the reasoning. Returns the text after them."""
+        """Skip white space after the reasoning, and the answer mark, which some models write before the content.
+        Returns the text after them."""
         text = text.lstrip()
         if self._answer and text.startswith(self._answer):
             text, self._answer = text[len(self._answer) :], ""

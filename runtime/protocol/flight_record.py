@@ -18,7 +18,8 @@ _ROW_BYTES = 8 * (1 + _MAX_IDS)  # their number, then the ids, as int64
 
 
 class FlightRecord:
-    """The shared memory. The server creates it, and the engine opens its file descriptor."""
+    """Shared memory that holds the ids of the requests an engine is working on. The server creates it, and the engine
+    opens its file descriptor."""
 
     def __init__(self, fd: int) -> None:
         """Map the memory of `fd`. The caller must close `fd`."""
@@ -33,8 +34,8 @@ class FlightRecord:
         return fd
 
     def note(self, row: int, rids: Sequence[int]) -> None:
-        """Record that the loop or threads of `row` work on these requests, and no others, from now on. At most one
-        thread may write to a row at a time."""
+        """Write the ids of the requests that `row` works on from now on, in place of the previous ones. row: LOOP or
+        COMPILER. At most one thread may write to a row at a time."""
         words, at, n = self._words, row * (1 + _MAX_IDS), min(len(rids), _MAX_IDS)
         words[at] = 0  # a crash during the next line leaves an empty row, not a half-written one
         words[at + 1 : at + 1 + n] = memoryview(array("q", rids[:n]))

@@ -25,12 +25,13 @@ def server_url(url: str) -> str:
 
 
 def pack(messages: Iterable[bytes]) -> bytes:
-    """The body with these messages."""
+    """Returns an HTTP body that carries these messages."""
     return b"".join(part for data in messages for part in (len(data).to_bytes(_LENGTH, "little"), data))
 
 
 def take(buffer: bytearray) -> list[bytes]:
-    """Remove all whole messages from the front of `buffer`, and return them."""
+    """Remove all whole messages from the front of `buffer`, the part of an HTTP body that has arrived. Returns these
+    messages."""
     found: list[bytes] = []
     at = 0
     while (start := at + _LENGTH) <= len(buffer):
@@ -44,7 +45,7 @@ def take(buffer: bytearray) -> list[bytes]:
 
 
 def unpack(body: bytes) -> list[bytes]:
-    """The messages of a whole body. BadMessage: its end is missing."""
+    """Returns the messages that an HTTP body carries. BadMessage: the body ends in the middle of a message."""
     buffer = bytearray(body)
     found = take(buffer)
     if buffer:

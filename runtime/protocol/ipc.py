@@ -117,7 +117,8 @@ def listen(context: Context, path: Path, max_message: int) -> tuple[Socket, Lock
 
 
 def router(context: Context, max_message: int) -> Socket:
-    """A server's ROUTER with its limits, not bound yet."""
+    """A ROUTER socket for a server, not bound yet. max_message: the most bytes of a message. The numbers of queued
+    messages are limited too."""
     s = _socket(context, zmq.ROUTER)
     s.setsockopt(zmq.MAXMSGSIZE, max_message)
     s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone is an error
@@ -181,8 +182,8 @@ def watch(socket: Socket) -> Socket:
 
 
 def connected(monitor: Socket) -> tuple[int, int]:
-    """(file descriptor, inode) of a DEALER's connection, from the first event of its `watch` socket. (-1, 0): the
-    connection has broken already."""
+    """Returns (file descriptor, inode) of a DEALER's connection, or (-1, 0) if the connection has broken already.
+    monitor: the DEALER's `watch` socket, of which the first event is read."""
     number = _EVENT.unpack(monitor.recv_multipart()[0])[1]
     try:
         return number, os.fstat(number).st_ino
@@ -191,8 +192,9 @@ def connected(monitor: Socket) -> tuple[int, int]:
 
 
 def close_in_fork(connection: tuple[int, int]) -> None:
-    """Close a forked child's copy of `connected`: the server sees the end of the parent once all copies are closed. The
-    inode shows whether the file descriptor belongs to another file by now."""
+    """Close a file descriptor that a forked child has inherited, so that the server notices when the parent ends: a
+    connection breaks once all copies of its file descriptor are closed. connection: the result of `connected`. Nothing
+    is closed if the inode shows that the number belongs to another file by now."""
     number, inode = connection
     with contextlib.suppress(OSError):
         if os.fstat(number).st_ino == inode:

@@ -44,7 +44,8 @@ MAX_MARKS = 1 << 13
 
 
 class MessageLimit(NamedTuple):
-    """A row of the table of limits."""
+    """A row of the table MESSAGE_LIMITS. text: what is limited. most: the limit. unit: what it counts, such as
+    "characters"."""
 
     text: str
     most: int

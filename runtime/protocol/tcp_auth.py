@@ -86,8 +86,9 @@ def known_keys(path: Path) -> dict[bytes, str]:
 
 
 def listen(context: ipc.Context, address: str, keys: Path, max_message: int, option: str = "bind") -> ipc.Socket:
-    """A ROUTER bound to tcp://HOST:PORT that accepts encrypted connections only. ConfigError: the server cannot listen
-    there."""
+    """A ROUTER bound to tcp://HOST:PORT that accepts encrypted connections only. keys: the file with the server's
+    secret key. option: the name of the option that gives the address, for the error. ConfigError: the server cannot
+    listen there."""
     public, secret = read_keys(keys)
     router = ipc.router(context, max_message)
     router.curve_publickey, router.curve_secretkey, router.curve_server = public, secret, True
@@ -112,9 +113,10 @@ def connect(context: ipc.Context, address: str, server_key: str, timeout: float)
 def open_connection(
     context: ipc.Context, address: str, server_key: str, keys: tuple[bytes, bytes] | None = None, events: int = 0
 ) -> tuple[ipc.Socket, ipc.Socket]:
-    """Like `connect`, but does not wait: libzmq connects as soon as somebody listens. keys: (public, secret) of this
-    process, if the server identifies peers by their keys. events: the libzmq events that the second socket reports, in
-    place of those of `watch`."""
+    """Returns a DEALER for the server at `address`, and its monitor. Does not wait for the server: libzmq connects as
+    soon as the server listens. server_key: see `public_key`. keys: (public, secret) of this process, if the server
+    identifies peers by their keys. events: the libzmq events that the monitor reports; 0: those of `ipc.watch`.
+    ConnectFailed: the key or the address is invalid."""
     key = _key_of(address, server_key)
     dealer = ipc.dealer(context)
     dealer.curve_publickey, dealer.curve_secretkey = keys or zmq.curve_keypair()
@@ -130,8 +132,8 @@ def open_connection(
 
 
 def _key_of(address: str, server_key: str) -> bytes:
-    """The public key of the server at an address. ConnectFailed: the key is missing or invalid, or the address is
-    invalid."""
+    """The public key that `server_key` gives: the key itself, or the path of a file that contains it. ConnectFailed:
+    there is no valid key, or `address` is invalid."""
     try:
         tcp(address)
         if not server_key:

@@ -21,12 +21,14 @@ ZONE = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 
 
 def time(has_zone: bool | None) -> str:
-    """A time of day, to microseconds. has_zone: whether an offset from UTC follows; None: it may follow."""
+    """The regex of a time of day, to microseconds. has_zone: whether an offset from UTC follows; None: it may
+    follow."""
     return f"{SECOND}(?:\\.[0-9]{{1,6}})?{'' if has_zone is False else ZONE if has_zone else f'(?:{ZONE})?'}"
 
 
 def date_time(has_zone: bool | None) -> str:
-    """A date, the letter T and a time."""
+    """The regex of a date, the letter T and a time of day. has_zone: whether an offset from UTC follows; None: it may
+    follow."""
     return f"{DATE}T{time(has_zone)}"
 
 
@@ -49,7 +51,7 @@ URL_TAIL = r"(?:[/?#][!#-\[\]-~]*)?"
 
 
 def base64(shortest: int = 0, longest: int | None = None) -> str:
-    """The base64 encoding of `shortest` to `longest` bytes."""
+    """The regex of the base64 encoding of `shortest` to `longest` bytes; None: no limit."""
     forms = []
     for n, rest in enumerate(("", "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}=")):
         low = max(0, -((n - shortest) // 3))
@@ -59,8 +61,8 @@ def base64(shortest: int = 0, longest: int | None = None) -> str:
 
 
 def decimal(max_digits: int | None = None, decimal_places: int | None = None) -> str:
-    """A decimal number without exponent. max_digits: most digits on both sides of the point together. decimal_places:
-    most digits after the point."""
+    """The regex of a decimal number without exponent. max_digits: most digits, before and after the point together.
+    decimal_places: most digits after the point. None: no limit."""
     if max_digits is None:
         return f"-?(?:0|[1-9][0-9]*){_fraction(decimal_places)}"
     whole = max_digits if decimal_places is None else max_digits - decimal_places
@@ -146,8 +148,8 @@ ConstraintSpec.is_checked)."""
 
 
 def with_classes(pattern: str, classes: dict[str, dict[str, str]]) -> str:
-    """The pattern with its character classes, such as \\d, replaced. classes: where a class stands ("": outside of
-    brackets; "[" or "[^": inside brackets that begin so) -> class -> replacement."""
+    """Returns a regex with its character classes, such as \\d, replaced. classes: place -> class -> replacement. The
+    place is "" for classes outside of brackets, and "[" or "[^" for those in brackets that begin so."""
     around, out = "", list[str]()
     for part in re.findall(r"\\.|\[\^?\]?|.", pattern, re.DOTALL):
         if around and part == "]":
@@ -160,7 +162,8 @@ def with_classes(pattern: str, classes: dict[str, dict[str, str]]) -> str:
 
 
 def with_flags(pattern: re.Pattern[Any]) -> str:
-    """The text of a compiled pattern, with its flags written into it."""
+    """Returns the text of a compiled regex in which its flags are written out, such as (?i). For re.ASCII, classes such
+    as \\d are replaced by ranges."""
     text: str = pattern.pattern
     if pattern.flags & re.ASCII:
         text = with_classes(text, {"": {name: f"[{one}]" for name, one in _ASCII.items()}, "[": _ASCII, "[^": _ASCII})

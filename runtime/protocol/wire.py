@@ -224,7 +224,8 @@ class Tools(Wire, frozen=True):
 
 
 class Reasoning(Wire, frozen=True):
-    """How a model marks its reasoning. is_forced: the output begins inside the reasoning, with or without `start`.
+    """How a model marks its reasoning. start, end: the marks before and after the reasoning. is_forced: the output
+    begins inside the reasoning, with or without `start`.
 
     answer, close: what the model writes before and after its answer, if anything. They are not part of the answer.
     """
@@ -312,8 +313,9 @@ class Fork(Wire, frozen=True):
 
 
 class Join(Wire, frozen=True):
-    """Append to `state`, in order, the text that each child has got since its fork. adopt: instead of that, `state`
-    becomes equal to its only child, including the tokens, but keeps the marks that it made since the fork."""
+    """Append to `state`, in order, the text that each child has got since its fork. adopt: do not append; instead,
+    `state` takes over the content of its only child, with the same tokens. The marks that `state` made since the fork
+    are kept."""
 
     state: Number
     children: Numbers
@@ -502,7 +504,8 @@ class Ping(Wire, frozen=True):
 
 
 class SlicedSubmit(Wire, frozen=True, tag="submit"):
-    """A Submit whose ops are still bytes: the server decodes each op when the op's turn comes."""
+    """A Submit as the server receives it: its ops are encoded bytes. The server decodes each op when the op is about to
+    run."""
 
     program: Number
     seq: Number
@@ -513,14 +516,15 @@ class SlicedSubmit(Wire, frozen=True, tag="submit"):
 
 
 class SlicedDefine(Wire, frozen=True, tag="define"):
-    """A Define whose ops are still bytes."""
+    """A Define as the server receives it: its ops are encoded bytes, which the server decodes later."""
 
     template: Number
     ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]
 
 
 class OpSource(msgspec.Struct, frozen=True):
-    """The fields of an op that an error names if the op cannot be decoded."""
+    """The part of an op that is decoded if the whole op cannot be decoded: its tag, name and source line, for the error
+    message."""
 
     t: Name = ""
     name: Name = ""
@@ -641,9 +645,9 @@ class Sample(Wire, frozen=True):
 
 
 class Scores(Wire, frozen=True):
-    """Scores of a select, for each choice: the mean logprob, the (logprob, id) of each scored token, and its weight in
-    the draw. unconditional: like `tokens`, but computed without the prompt; only for the method that needs these
-    scores."""
+    """Scores of a select, for each choice. normalized: the mean logprob. tokens: (logprob, id) of each scored token.
+    weights: the choice's weight in the draw. unconditional: like `tokens`, but computed without the prompt; only with
+    the method unconditional_likelihood_normalized."""
 
     normalized: tuple[float, ...]
     tokens: tuple[tuple[tuple[float, int], ...], ...]
@@ -654,10 +658,10 @@ class Scores(Wire, frozen=True):
 class Delta(Wire, frozen=True):
     """More text of a streaming gen. It contains whole characters only, and no text that a stop string may still cut.
 
-    n_tokens: output tokens so far. is_thought: the text is reasoning (see Gen.reasoning). round: the turn or attempt of
-    a gen with tools or retries, from 0; with retries only the last one counts. logprobs: the logprobs of the tokens
-    since the previous Delta, if requested; a Delta with is_thought and no text has the logprobs of the marks after the
-    reasoning. n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
+    n_tokens: output tokens so far. is_thought: the text is reasoning (see Gen.reasoning). round: the number, from 0, of
+    the turn (with tools) or attempt (with retries); the value is the text of the last attempt only. logprobs: the
+    logprobs of the tokens since the previous Delta, if requested; a Delta with is_thought and no text has the logprobs
+    of the marks after the reasoning. n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
     """
 
     program: int
@@ -689,7 +693,8 @@ class Called(Wire, frozen=True):
 
 
 class Value(Wire, frozen=True):
-    """Value `ref` is known. A Gen has n samples; a Select or Read has one, with the text."""
+    """Tells the client that value `ref` is known. samples: the n outputs of a Gen; one item, with the text, for a
+    Select or Read."""
 
     program: int
     seq: int
@@ -721,8 +726,8 @@ class Failed(Wire, frozen=True):
 
 
 class Answer(Wire, frozen=True):
-    """The answer to an Ask. body: JSON, or a UTF-8 error message if not ok. code: the code (runtime/errors.py) of an
-    error that is not a refusal."""
+    """The answer to an Ask. ok: whether the question could be answered. body: JSON, or a UTF-8 error message if not ok.
+    code: which error of runtime/errors.py the client raises if not ok; "": BanyanError."""
 
     id: int
     ok: bool
@@ -738,9 +743,10 @@ class Pong(Wire, frozen=True):
 
 
 class ImageRows(Wire, frozen=True):
-    """Tokens start .. start + n - 1 of a prompt are rows of an image, from its row `first` on. image: the digest of the
-    image's file. The tokens' ids are negative and computed from the digest. height, width: the size of the grid of
-    rows, if positions have three axes."""
+    """Rows of an image in a prompt. start, n: the tokens start .. start + n - 1 of the prompt are these rows. first:
+    the number of the first of them among all rows of the image. image: the digest of the image's file, from which the
+    tokens' negative ids are computed. height, width: the size of the grid of all rows, if the model has M-RoPE
+    positions; else 0."""
 
     start: int
     n: int
@@ -755,10 +761,10 @@ class Run(Wire, frozen=True):
 
     ids: the whole prompt, int32. sample: the index among the gen's n samples. stop_ids: int32 ids that end the output
     and are not part of it: eos, stop_token_ids, and, if min_tokens is 0, every token that contains a whole stop string.
-    n_done: how many ids at the end of `ids` were generated before an engine died; penalties, min_tokens and draws
-    continue from there.
-    score_from: if >= 1, return the logprobs of prompt tokens from this index on, in Finish; max_tokens may be 0.
-    namespace: root key of the KV (tenant, adapter, weights). Requests of two namespaces share nothing.
+    n_done: how many ids at the end of `ids` are output that was generated before an engine died; penalties, min_tokens
+    and random numbers count them as output. score_from: if >= 1, return the logprobs of prompt tokens from this index
+    on, in Finish; max_tokens may then be 0. namespace: root key of the KV (tenant, adapter, weights). Requests of two
+    namespaces share nothing.
     """
 
     rid: int
@@ -829,8 +835,8 @@ class Abort(Wire, frozen=True):
 
 
 class ProgramEnded(Wire, frozen=True):
-    """No more Runs of this program will come, and all its requests have ended or were aborted. program: the first
-    number of Run.order."""
+    """No more Runs of this program will come, and all its requests have ended or were aborted. program: its serial, the
+    first number of Run.order."""
 
     client: int
     program: int
@@ -839,8 +845,8 @@ class ProgramEnded(Wire, frozen=True):
 class Hold(Wire, frozen=True):
     """Protect the cached part of a prefix from eviction. hold: the server's number for this hold; a new Hold with the
     same number replaces the old one. steps: about how many engine steps pass until the prefix is needed; < 0: unknown.
-    seconds: for how long the prefix is pinned. prefetch: copy its pages back from host memory first, as far as there
-    are pages that no hold protects."""
+    seconds: for how long the prefix is pinned. prefetch: first copy its pages back from host memory, into pages that
+    are free or that neither a request nor a hold uses."""
 
     hold: int
     ids: bytes
@@ -857,8 +863,8 @@ class Release(Wire, frozen=True):
 
 
 class EvictFirst(Wire, frozen=True):
-    """Evict the KV of the ids after the first n_shared of this prefix before anything else, unless a request or a hold
-    uses it: no program will continue from there."""
+    """Evict part of the KV of a prefix before anything else, because no program will continue from there: the KV of all
+    `ids` after the first n_shared. KV that a request or a hold uses stays."""
 
     ids: bytes
     n_shared: int = 0
@@ -916,8 +922,8 @@ class Step(Wire, frozen=True):
 
 
 class TreeEvent(Wire, frozen=True):
-    """Consecutive pages that were stored or removed. digests: 16 bytes for each page (`radix_cache.events`). first: the
-    number of the first page in its text."""
+    """Consecutive pages of one text that were stored or removed. digests: 16 bytes for each page
+    (`radix_cache.events`). first: the index of the first of these pages in the text, counted in pages."""
 
     digests: bytes
     first: int = 0
@@ -925,8 +931,8 @@ class TreeEvent(Wire, frozen=True):
 
 
 class TreeEvents(Wire, frozen=True):
-    """What the tree has stored and evicted since the last message. is_all: the message contains everything that is
-    stored now instead."""
+    """What the tree has stored and evicted since the last such message. is_all: not the changes, but everything that is
+    stored now."""
 
     events: tuple[TreeEvent, ...]
     is_all: bool = False
@@ -983,8 +989,8 @@ class EndPull(Wire, frozen=True):
 
 
 class Exported(Wire, frozen=True):
-    """The answer to Export. n_tokens: where the exported prefix ends; 0: there is none, and `why` says the reason.
-    seconds: how long the copying took."""
+    """The source's answer to Export. n_tokens: where the exported prefix ends, in tokens from the start of the prompt;
+    0: nothing was exported, and `why` says the reason. places: as in Pull. seconds: how long the copying took."""
 
     pull: int
     n_tokens: int = 0
@@ -1063,7 +1069,8 @@ class EngineStarted(Wire, frozen=True):
 
 
 class EngineEnded(Wire, frozen=True):
-    """The engine of the host has ended. The fields are those of recovery.Death."""
+    """The engine of the host has ended. how: a description for people. is_blameless: whether the engine was ended from
+    outside, so that no request is suspected. rids: the requests that it was working on."""
 
     how: str
     is_blameless: bool = False
@@ -1079,7 +1086,7 @@ class StartEngine(Wire, frozen=True):
 
 
 class EndEngine(Wire, frozen=True):
-    """Kill the engine. is_hung: whether the reason is that it gives no sign of life, and not an invalid message."""
+    """Kill the engine. is_hung: True if it gives no sign of life, False if it has sent an invalid message."""
 
     is_hung: bool = False
 
@@ -1095,8 +1102,8 @@ class Dismiss(Wire, frozen=True):
 
 
 class Check(Wire, frozen=True):
-    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing. is_loose: use only
-    the loosest form of a checked schema."""
+    """Try to compile a constraint in the preflight process. owner: the client's number, for fair queueing. is_loose:
+    leave out all costly keywords of a JSON Schema that the client checks (ConstraintSpec.is_checked)."""
 
     id: int
     spec: ConstraintSpec
