@@ -68,9 +68,9 @@ class ConstraintChecker:
         on_sockets_changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """path: the server's own socket; the socket of the preflight process is created beside it. max_bytes: the
-        largest constraint. seconds: the time limit of a check. engine: the library that compiles regexes and
-        choices."""
+        """path: the server's own socket; the socket of the preflight process is created beside it. n_vocab: the size of
+        the model's logits. max_bytes: the largest constraint. seconds: the time limit of a check. engine: the library
+        for regexes and choices, llguidance or outlines_core. on_sockets_changed: called when `sockets` has changed."""
         self._context, self._path, self._vocabulary, self._n_vocab = context, path, vocabulary, n_vocab
         self._max_bytes, self._seconds, self._clock = max_bytes, seconds, clock
         self._on_sockets_changed = on_sockets_changed

@@ -86,7 +86,7 @@ class PreflightProcess:
 
 
 class Preflight:
-    """The loop of the process: receives checks, forks children, sends results."""
+    """The loop of the preflight process: receives checks, forks children, sends results."""
 
     def __init__(
         self, socket: zmq.Socket[bytes], alive_fd: int, n_vocab: int, seconds: float, engine: str = "llguidance"
@@ -191,8 +191,8 @@ class Preflight:
         return PreflightProcess(pid, pipe, start, input_, stderr)
 
     def _read(self, child: PreflightProcess) -> None:
-        """Read a part of a result. When it is complete, the child becomes the idle child if it was fast and can be used
-        again, and there is no idle child yet. Otherwise it ends."""
+        """Read a part of a child's result, and send the result once it is complete. Then keep the child as the idle
+        child if it was fast and can be used again, and no other child is idle; otherwise end it."""
         data = os.read(child.pipe, 1 << 16)
         child.output += data
         if not data:
@@ -304,7 +304,8 @@ def _allocated() -> tuple[int, int]:
 
 
 def _set_limits(seconds: float) -> None:
-    """Set the limits for the next constraint: on its memory, and on its CPU time in case the parent does not end it."""
+    """Limit the memory and CPU time of this process for the next constraint. seconds: the time limit that the parent
+    enforces; the limit on CPU time is a little higher, and acts if the parent fails to."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     resource.setrlimit(resource.RLIMIT_AS, (_allocated()[0] + MEMORY + STACK, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, resource.RLIM_INFINITY))
@@ -331,9 +332,9 @@ def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckRe
 
 
 def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
-    """The spec with the library that will compile it: outlines_core, if it is asked for and can compile the constraint
-    in time; else llguidance. Another process tries outlines_core, because outlines_core may need much more memory and
-    time than llguidance."""
+    """Returns the spec with the library that will compile it in `engine`: outlines_core, if the server or the spec asks
+    for it and it can compile the constraint within OUTLINES_SECONDS; else llguidance (""). outlines_core is tried in a
+    process of its own, because it may need much more memory and time than llguidance."""
     is_supported = spec.kind in ("regex", "choices") and not spec.after and not spec.end
     if not is_supported or (engine != "outlines_core" and spec.engine != "outlines_core"):
         return spec
@@ -356,7 +357,8 @@ def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str)
 
 
 def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> CompiledConstraint:
-    """Compile on a thread with a stack as large as in the engine."""
+    """Compile a constraint on a thread whose stack is as large as in the engine, so that deep nesting fails here if it
+    would fail there. Returns the compiled constraint, or raises what the compiler raises."""
     results: list[CompiledConstraint | Exception] = []
 
     def work() -> None:

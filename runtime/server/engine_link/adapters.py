@@ -59,8 +59,8 @@ class AdapterNames:
         self._adapters[name] = NamedAdapter(directory, digest)
 
     def remove(self, name: str) -> bytes:
-        """Remove the name of an adapter. Returns the adapter's digest, or b"" if the adapter has another name.
-        BadProgram: there is no such adapter."""
+        """Remove the name of an adapter. Returns the adapter's digest if it has no other name, else b"". BadProgram:
+        there is no adapter of this name."""
         digest = self._find(name).digest
         del self._adapters[name]
         return b"" if digest in self.digests else digest

@@ -27,15 +27,16 @@ from banyan.runtime.server.engine_link.roll import WeightsRoll
 class EngineChanges:
     """Makes all changes of a server's engines, except the replacement of engines that die.
 
-    roll   the change of weights in progress; None: there is none
+    roll the change of weights in progress; None: there is none
 
     directory: the model's directory. ray: starts engines on a Ray cluster; None: the server starts engines itself, or
-    they join from other machines. start: replaces the engine of a replica by a new one. counts: `Goodput.counts`. n_on:
-    returns how many programs run on weights with a given fingerprint. on_sockets: called when an engine was added or
-    removed. find_weights: returns the directory of a model, or raises if its weights cannot replace the present ones.
-    on_weights: called with the model's directory when all engines have the new weights. use_weights: has new programs
-    use the weights of a ready engine. offload(work, then): runs `work` on a thread, and then `then` on the loop, with
-    its result or exception. log: log(level, line) prints a line.
+    they join from other machines. start: replaces the engine of a replica by a new one. counts: how many requests and
+    programs have ended, and how many of them met their service levels (`Goodput.counts`). n_on: returns how many
+    programs run on weights with a given fingerprint. on_sockets: called when an engine was added or removed.
+    find_weights: returns the directory of a model, or raises if its weights cannot replace those in use. on_weights:
+    called with the model's directory when all engines have the new weights. use_weights: has new programs use the
+    weights of a ready engine. offload(work, then): runs `work` on a thread, and then `then` on the loop, with its
+    result or exception. log: log(level, line) prints a line.
     """
 
     def __init__(
@@ -93,8 +94,8 @@ class EngineChanges:
         return replica
 
     def join(self, link: EngineConnection) -> None:
-        """Add an engine on another machine that has connected although no replica waits for one. ConfigError: there are
-        too many engines."""
+        """Add the engine of a host that has connected, as a new replica. Called if no existing replica waits for a
+        host. ConfigError: there are too many engines."""
         replica = self._replicas.join(link)
         self._questions.reload_adapters(replica)
         self._on_sockets()
@@ -122,8 +123,8 @@ class EngineChanges:
         self._on_sockets()
 
     def go_on(self) -> None:
-        """Remove the drained engines that have nothing left to do, and continue a change of weights. Called whenever an
-        engine or a program may have made this possible."""
+        """Remove the drained engines that have nothing left to do, and take the next step of a change of weights if it
+        is possible now. Called after events that may make it possible, such as the end of a program."""
         self._end_drained()
         if self.roll is not None:
             self.roll.go_on()

@@ -62,10 +62,10 @@ class JoinedServer:
     key       its public key
     number    the number by which SharedEngine knows the connection
     sockets   the connection; None: there is none at the moment
-    config    the options with which the server uses the engine; None: the server does not use the engine now
+    config    the engine options that the server has asked for; None: the server does not use the engine now
     refusal   (pid of an engine, why this server cannot share it), if the server had already begun to use that engine
-    deadline  connected, but not using the engine: when the host gives up waiting for the server to ask for an engine;
-              not connected: when the host connects again
+    deadline  without a connection: when the host connects again. With a connection, while the server does not use the
+              engine: when the host stops waiting for StartEngine
     """
 
     def __init__(self, address: str, key: str) -> None:
@@ -78,7 +78,7 @@ class JoinedServer:
         self.said = ""  # the last reason why there is no connection
 
     def send(self, message: wire.Wire) -> None:
-        """Send a message of the host itself."""
+        """Send a message of the host, not of its engine, to the server."""
         self._send([b"", wire.encode(message)])
 
     def pass_report(self, data: bytes) -> None:
@@ -102,9 +102,9 @@ class JoinedServer:
 class EngineHost:
     """An engine for one or more servers.
 
-    servers: (tcp://HOST:PORT, public key) of each. keys: the file with this host's secret key. own: the values of
-    options in config.OWN. log: prints a line. command: the command line that starts an engine. alive_fd: `run` raises
-    EOFError at EOF of this file descriptor.
+    servers: (tcp://HOST:PORT, public key) of each. keys: the file with this host's secret key. own: option -> value,
+    for options about this machine (config.OWN), which replace the values that a server sends. log: prints a line.
+    command: the command line that starts an engine. alive_fd: `run` raises EOFError at EOF of this file descriptor.
     """
 
     def __init__(
@@ -131,7 +131,8 @@ class EngineHost:
         self._poller = zmq.Poller()
 
     def run(self) -> None:
-        """Serve until no server needs this engine. ConfigError: no server can use this engine, or knows its key."""
+        """Serve until no server needs this engine. ConfigError: the last server cannot use this engine, or does not
+        know this host's key."""
         while self._servers:
             ready = self._poll()
             if self._alive_fd in ready:
@@ -172,8 +173,8 @@ class EngineHost:
         return dict(self._poller.poll(None if wait == math.inf else max(0, math.ceil(1000 * wait))))
 
     def _listen(self, server: JoinedServer, ready: Mapping[Any, int]) -> None:
-        """Handle the messages and events of the connection to a server; without a connection, connect if `deadline` has
-        passed. Raises _Broken, ConnectFailed or ConfigError if the connection has to end."""
+        """Handle the messages and events of the connection to a server. If there is no connection, connect once
+        `deadline` has passed. Raises _Broken, ConnectFailed or ConfigError if the connection has to end."""
         if server.sockets is None:
             if (now := time.monotonic()) >= server.deadline:
                 server.deadline = now + CONNECT
@@ -200,7 +201,8 @@ class EngineHost:
             raise _Broken(f"the server at {server.address} does not answer; is {server.key} its key?")
 
     def _check(self, server: JoinedServer, monitor: zmq.Socket[bytes]) -> None:
-        """Read the event of a connection that has failed, and raise the error for this event."""
+        """Read the event of a connection to a server that has failed. Raises ConfigError if the server does not know
+        this host's key, else _Broken."""
         event = parse_monitor_message(monitor.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             key = self._keys[0].decode()
@@ -334,7 +336,8 @@ class EngineHost:
             self._refuse(server, str(e))
 
     def _refuse(self, server: JoinedServer, why: str, is_blameless: bool = False) -> None:
-        """Tell a server that it cannot use the engine together with the other servers."""
+        """Tell a server that it cannot use the engine together with the other servers, as if the engine had ended.
+        is_blameless: the server's requests did not cause this, so none of them is suspected of crashing the engine."""
         self._release(server)
         server.send(wire.EngineEnded(f"its host shares it with other servers, but {why}", is_blameless))
 
@@ -394,7 +397,7 @@ class EngineHost:
 
 
 class HostOptions(msgspec.Struct, frozen=True):
-    """The arguments of EngineHost as JSON."""
+    """The command-line argument --options of a host process, in JSON: arguments of EngineHost."""
 
     servers: tuple[tuple[str, str], ...]
     own: dict[str, Any]

@@ -68,7 +68,8 @@ class _RestEstimate:
 
 
 class _Fork:
-    """A fork, and how many tokens its branches share: at least those that the parent had computed."""
+    """A fork. n_computed: how many tokens of the parent were computed at the fork. n_shared: how many first tokens the
+    prompts of all branches have in common, as far as known, and at least n_computed."""
 
     def __init__(self, n_computed: int) -> None:
         self.n_computed = n_computed
@@ -106,7 +107,8 @@ class _StateKV:
 
 
 class KVHintSender:
-    """Receives the events of requests and programs, and sends hints: send(serial of the program, hint)."""
+    """Receives the events of requests and programs, and sends KV hints to engines. send(serial of the program, hint):
+    sends a hint to the engine that runs the program."""
 
     def __init__(
         self,
@@ -195,7 +197,8 @@ class KVHintSender:
             state.hold = self._hold(state, state.ids, steps=seconds / self._steps[0])
 
     def _give_up(self, state: _StateKV) -> None:
-        """Release the hold of a state that will not continue, or whose rest takes longer than can be predicted."""
+        """Release the hold of a state that will not continue, or whose rest is overdue. If the state does not wait for
+        tools, record in its estimate that it did not continue."""
         if state.rest_started and not state.tools:
             for estimate in self._estimates_of(state):
                 estimate.update(None)
@@ -214,8 +217,8 @@ class KVHintSender:
             state.tools = tuple({name[:MAX_NAME] for name in names})
 
     def keep(self, serial: int, op: wire.CacheHint, ids: bytes) -> None:
-        """Apply a hint that the program gives. ids: the tokens of the state, int32; b"": those of its last
-        generation."""
+        """Apply a hint that the program itself gives. ids: the state's tokens up to the hint, int32; b"": the prompt
+        and output of the state's last generation."""
         state = self._state(serial, op.state)
         if state.is_dropped:
             return
@@ -238,7 +241,8 @@ class KVHintSender:
             self._programs[serial][child] = _StateKV(serial, parent.name, parent.namespace, parent, fork)
 
     def adopted(self, serial: int, number: int, child: int) -> None:
-        """State `number` has adopted its branch `child`, and continues with the branch's tokens."""
+        """Record that a state has adopted its branch `child` (wire.Join with `adopt`): its text and KV are now those of
+        the branch. number: the number of the state."""
         states = self._programs.get(serial, {})
         source, state = states.get(child), states.get(number)
         if source is None or state is None or not source.prompt:
@@ -257,8 +261,9 @@ class KVHintSender:
         self._evict(state)
 
     def _evict(self, state: _StateKV) -> None:
-        """Have the KV of a dropped state evicted once it has no branches left, and then the KV of its dropped ancestors
-        in the same way: at most LINKS states now, the others after the engine's next step."""
+        """Have the KV of a dropped state evicted first, once all its branches are dropped; then that of its parent, if
+        the same holds for the parent, and so on. At most LINKS states are handled now, the others after the engine's
+        next step."""
         at: _StateKV | None = state
         for _ in range(LINKS):
             if at is None or not at.is_dropped or at.n_branches:
@@ -341,8 +346,8 @@ def check_keep(op: wire.CacheHint) -> None:
 
 
 def n_common(a: bytes, b: bytes) -> int:
-    """The length of the common prefix of two sequences of int32 ids, by binary search, since comparing bytes is
-    fast."""
+    """The length of the common prefix of two sequences of int32 ids, in ids. A binary search that compares slices of
+    bytes, which is faster than a loop over ids."""
     n, rest = 0, min(len(a), len(b)) // 4
     while rest:
         half = (rest + 1) // 2

@@ -43,10 +43,10 @@ STOPPED = 2
 
 
 def later_config(config: Config, ready: wire.Ready | None) -> Config:
-    """The options of an engine that starts while the server runs. The options name no adapters, since the server has
-    the engine load the present adapters later. ready: the Ready message of an engine that runs beside the new one, or
-    ran before it; None: there is none. The new engine gets as many pages as that engine, because the memory that is
-    free now does not show how much a new engine may use."""
+    """The options of an engine that starts while the server runs. They name no adapters: the server has the engine load
+    those in use once it has started. ready: the Ready message of an engine that runs beside the new one, or of its
+    predecessor; None: there is none. The new engine gets as many pages as that engine, because the memory that is free
+    at the moment does not show how much the new engine may use."""
     if ready is not None:
         n_tokens = max(1, config.replicas) * ready.n_pages * ready.page
         config = msgspec.structs.replace(config, kv_memory=f"{n_tokens} tokens")
@@ -59,13 +59,14 @@ class EngineProcess:
     socket   readable when the engine has sent something
     life     a file descriptor that is readable once the process has ended
 
-    path: the path of the socket of the process that starts the engine; the engine's socket is in the same directory.
+    path: the socket of the server or host that starts the engine; the engine's own socket is created beside it.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], config: Config, path: Path, command: Sequence[str]
     ) -> None:
-        """Start the engine. Raises an error in NO_PROCESS if no process can be started now."""
+        """Start the engine. command: the command line, without options. Raises an error in NO_PROCESS if no process can
+        be started now."""
         self._address = ipc.child_path(path, "e")
         options = ["--config", msgspec.json.encode(config).decode(), "--socket", ipc.address(self._address)]
         self._is_hung, self._was_stopped = False, False
@@ -119,13 +120,14 @@ class EngineProcess:
 
 
 class EngineConnection:
-    """The server's side of the connection to an engine, here or elsewhere.
+    """The server's side of the connection to an engine, on this or another machine.
 
     ready    the Ready message of the engine; None until the engine has sent it
     is_busy  there are reports that were received but not handled yet
     is_gone  there is no engine, and this connection cannot start one
     host     the machine of the engine; "": this one
-    socket   readable when the engine has sent something; None: the server passes on what has arrived
+    socket   readable when the engine has sent something; None: the connection has no socket of its own, and the server
+             hands it the messages that arrive from the engine's host
     life     a file descriptor that is readable once the engine has died; -1: no process could be started
     """
 
@@ -168,9 +170,10 @@ class EngineConnection:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start an engine in place of the one that has died, or wait for one. Raises an error in NO_PROCESS if no
-        process can be started now. If the previous process has not ended yet, no engine is started and nothing is
-        raised. In both cases, requests and questions are queued until a later call succeeds."""
+        """Start an engine in place of the one that has died; on another machine, by its host, or once a host joins.
+        Raises an error in NO_PROCESS if no process can be started now. If the previous process has not ended yet,
+        returns without starting an engine. In these two cases the caller must try again later; requests and questions
+        are queued until then."""
         raise NotImplementedError
 
     def death(self) -> Death:
@@ -178,7 +181,8 @@ class EngineConnection:
         raise NotImplementedError
 
     def await_report(self) -> bool:
-        """Like `EngineProcess.await_report`. False for an engine on another machine."""
+        """Wait a short time for the last report of an engine that has failed by itself. Returns whether a report has
+        arrived. Always False for an engine on another machine."""
         return False
 
     def dismiss(self, error: str = "") -> None:
@@ -189,7 +193,8 @@ class EngineConnection:
         self.ready = None
 
     def close(self) -> None:
-        """End an engine on this machine, and close the connection. Idempotent."""
+        """Close the connection. This ends an engine on this machine; for one on another machine, see `dismiss`.
+        Idempotent."""
         raise NotImplementedError
 
     @property
@@ -198,7 +203,7 @@ class EngineConnection:
         return False
 
     def set_vocabulary(self, vocabulary: wire.SetVocabulary) -> None:
-        """Set the first command for each engine. Must be called before `receive`."""
+        """Set the vocabulary, which is the first command that each new engine gets. Must be called before `receive`."""
         self._vocabulary = vocabulary
 
     def send(self, command: wire.EngineCommand) -> None:
@@ -219,15 +224,15 @@ class EngineConnection:
             self._send(data)
 
     def _encode(self, command: wire.EngineCommand) -> bytes:
-        """Encode a command for the engine that runs now."""
+        """Encode a command for the engine. (RemoteLink converts deadlines to the clock of the engine's machine.)"""
         return wire.encode(command)
 
     def receive(
         self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
     ) -> None:
-        """Call `handle` for each report that has arrived, and do the steps that it yields: at least one step, and more
-        until `is_late()`. If steps are left, `is_busy` is True. If a report is invalid or cannot be read, the engine is
-        killed."""
+        """Call `handle` with each report that has arrived, and run the iterator that it returns, step by step. If
+        `is_late()` is true after a step, return with `is_busy` True; the next call continues from there, by at least
+        one step. If a report is invalid or `handle` fails, the engine is killed."""
         while True:
             try:
                 for _ in self._steps:
@@ -257,7 +262,8 @@ class EngineConnection:
             self._send(wire.encode(self._vocabulary))
 
     def listen(self) -> None:
-        """Have the engine report what its tree stores and evicts, if it is ready and does not do so yet."""
+        """Have the engine send TreeEvents, if it is ready: reports of what its radix tree stores and evicts.
+        Idempotent."""
         if self.ready is not None and not self._is_listening:
             self._is_listening = True
             self._send(wire.encode(wire.Listen()))
@@ -288,7 +294,8 @@ class EngineLink(EngineConnection):
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], config: Config, path: Path, command: Sequence[str]
     ) -> None:
-        """path: the server's own socket."""
+        """Start the engine. path: the server's own socket; the engine's socket is created beside it. command: the
+        command line that starts an engine."""
         self._context, self._config, self._path, self._command = context, config, path, command
         self._process = EngineProcess(context, config, path, command)
         self._ending: threading.Thread | None = None  # ends the previous process

@@ -82,8 +82,9 @@ class Pulls:
         self, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, seconds: float,
         compute: bool = False,
     ) -> PendingPull | None:  # fmt: skip
-        """Begin a pull, which is given up after `seconds`, but not before LEAST seconds. None: pages cannot be moved
-        between these engines."""
+        """Begin a pull, or queue it until it may begin. Returns None if pages cannot be moved between these engines.
+        first, end: the tokens of the prompt to move; `first` is rounded down to a page. seconds: the time limit; a
+        limit below LEAST counts as LEAST. compute: see PendingPull."""
         if source.kv is None or source.kv != target.kv:
             return None
         self._n_begun += 1
@@ -97,7 +98,7 @@ class Pulls:
         return pull
 
     def _send_next(self) -> None:
-        """Begin the queued pulls that may begin now, in order."""
+        """Begin the queued pulls for which `_may_begin` is true, in order."""
         for pull in list(self._queue):
             if self._may_begin(pull):
                 self._queue.remove(pull)
@@ -117,14 +118,14 @@ class Pulls:
         )
 
     def serving(self, run: wire.Run, target: PullEnd) -> PendingPull | None:
-        """The last of the pulls that bring a part of a request's prompt to an engine; it ends after the others. None:
-        there is no such pull."""
+        """Returns the newest pull that brings a part of a request's prompt to the engine `target`, or None. Older pulls
+        of the same prefix end before it does, so a request needs to wait for this one only."""
         found = (pull for pull in reversed(self._pending.values()) if pull.target is target and pull.serves(run))
         return next(found, None)
 
     def leave(self, pull: PendingPull, rid: int) -> None:
-        """Record that a request no longer waits for a pull. A pull whose prompt the source computes ends if no other
-        request waits for it."""
+        """Record that request `rid` no longer waits for a pull. If no other request waits for the pull, and the source
+        computes the prefix only for it (`compute`), end the pull."""
         pull.waiting.pop(rid, None)
         if pull.compute and not pull.waiting and pull.number in self._pending:
             self._end(pull)
@@ -143,7 +144,8 @@ class Pulls:
         pull.target.send(order)
 
     def pulled(self, report: wire.Pulled) -> None:
-        """Handle the target's report: end the pull, and learn from its times. It fails if nothing was taken over."""
+        """Handle the target's report that it has taken over pages: end the pull, and learn from its times. If the
+        target has taken over nothing, the pull fails."""
         if (pull := self._pending.get(report.pull)) is None:
             return
         if not report.n_tokens:

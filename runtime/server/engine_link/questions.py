@@ -76,7 +76,8 @@ class Questions:
         self._unnamed: set[bytes] = set()  # adapters to unload once no load is open: a load may name one of them
 
     def ask(self, client: Client, ask: wire.Ask) -> Iterable[None]:
-        """Handle a client's question. Returns the remaining steps."""
+        """Handle a client's question: refuse it, answer it, or forward it to engines. Returns steps that the caller
+        still has to run, one by one; only "programs" has any."""
         tenant = Tenant() if client == OURSELVES else self._tenants.tenant(client)
         if ask.what == "info":
             body = msgspec.json.encode(self._info(tenant.is_operator))
@@ -148,8 +149,9 @@ class Questions:
         return any(question.ask.what == "load_adapter" for question in self._open.values())
 
     def _unload_unnamed(self, dead: str = "") -> None:
-        """Have the engines unload the adapters that have no name, unless an adapter is being loaded, which may give
-        them a name. dead: the name of an engine that has died or is replaced."""
+        """Have the engines unload the adapters that no longer have a name. Does nothing while an adapter is being
+        loaded, because it may be one of them and get a name. dead: the name of an engine that has died or is replaced;
+        it is not asked."""
         if self._loads:
             return
         engines = [engine for engine in self._engines if engine.name != dead]
@@ -159,7 +161,8 @@ class Questions:
             self._forward(OURSELVES, ask, ask, engines)
 
     def receive(self, answer: wire.Answer, name: str) -> None:
-        """Handle an engine's answer to a question."""
+        """Handle the answer of the engine `name` to a forwarded question. Once all engines that were asked have
+        answered, answer the client."""
         if (question := self._open.get(answer.id)) is None or name not in question.waiting:
             return
         question.waiting.remove(name)
@@ -168,7 +171,7 @@ class Questions:
             self._conclude(answer.id)
 
     def _conclude(self, number: int) -> None:
-        """Send the answer, once all engines have answered."""
+        """Join the answers of all engines to the question `number`, and send the result to the client."""
         question = self._open.pop(number)
         client, ask, answers = question.client, question.ask, question.answers
         self._close(client)
@@ -215,9 +218,10 @@ class Questions:
     def _loaded(
         self, client: Client, ask: wire.Ask, answer: wire.Answer, name: str, digests: Mapping[str, bytes]
     ) -> tuple[bool, bytes]:
-        """Give an adapter that the engines have loaded the name in `ask`. answer, name: the answer and the name of an
-        engine that could not load it, else of the first engine. digests: name of an engine -> digest of what it has
-        loaded. Returns `ok` and `body` of the answer to the client."""
+        """Handle the answers of all engines to "load_adapter". If all have loaded the same files, the adapter gets the
+        name ask.name. client: who asked; OURSELVES: the server, which had one engine load a known adapter again.
+        answer: the first answer that is an error, else the first answer. name: the engine that gave it. digests: engine
+        -> digest of what it has loaded. Returns `ok` and `body` of the answer to the client."""
         if client == OURSELVES:
             if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
                 return False, b""
@@ -243,8 +247,9 @@ class Questions:
         return answer.ok, answer.body
 
     def _odd_one(self, name: str, adapter: str) -> ReplicaProcess | None:
-        """The engine `name`, if the server can do without it: the engine is on another machine, where the files may
-        differ, and another engine with the adapter could take its programs. Else None."""
+        """Called if the engine `name` could not load an adapter, or has other files of it than the others. Returns this
+        engine if it can be ended: it runs on another machine, whose files may differ, and another ready engine has the
+        adapter and can take its programs. Otherwise returns None."""
         asks = [question for question in self._open.values() if question.ask.what == "load_adapter"]
         loading = {engine for question in asks if question.ask.name == adapter for engine in question.waiting}
         odd = next(one for one in self._engines if one.name == name)
@@ -282,8 +287,9 @@ class Questions:
             del self._n_open[client]
 
     def _with_text(self, bodies: Mapping[str, bytes]) -> bytes:
-        """Join the snapshots of the engines' trees. `text` of `n_shown` tokens replaces `ids`, and tenant names replace
-        namespaces. With several engines, the name of a root says to which engine it belongs."""
+        """Join the snapshots of the engines' trees into one, in JSON. bodies: engine -> its snapshot. In each node, the
+        text and the number of its tokens (`text`, `n_shown`) replace `ids`, and the name of the tenant replaces the
+        namespace. With several engines, only roots have a namespace, and it also names the engine."""
         whole: dict[str, Any] = {}
         nodes: list[dict[str, Any]] = []
         for name, body in bodies.items():

@@ -60,7 +60,9 @@ class RayEngines:
         self._adds, self.life = -1, -1
 
     def start(self, address: str, model: str, command: tuple[str, ...] = ()) -> None:
-        """Start the launcher, with as many engines as `Config.replicas` says. address: where EngineHosts listens."""
+        """Start the launcher process, which starts `Config.replicas` engines. address: tcp://HOST:PORT at which engine
+        hosts can reach the server. model: the model that they load. command: the command that starts an engine; (): the
+        usual one."""
         own = {name: getattr(self._theirs, name) for name in configs.OWN} | {"model": model}
         options = LauncherOptions(
             self._theirs.ray, configs.tcp(address)[1], tcp_auth.public_key(str(self._server_key)).decode(),

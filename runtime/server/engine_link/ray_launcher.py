@@ -114,7 +114,7 @@ class Launcher:
 
 
 def main(argv: list[str]) -> int:
-    """Run the launcher until the server ends."""
+    """Run the launcher until the server ends. Returns 0."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.engine_link.ray_launcher")
     parser.add_argument("--options", required=True, help="LauncherOptions as JSON")
     parser.add_argument("--adds-fd", type=int, required=True, help="each byte in this pipe asks for one more engine")

@@ -38,7 +38,7 @@ class Death(NamedTuple):
 
 
 class Suspect(Protocol):
-    """The part of a request that trials need."""
+    """What `Trials` reads and writes of a request."""
 
     n_deaths: int
     """How many engines ended while they worked on the request, since its last token."""
@@ -78,7 +78,7 @@ class Trials(Generic[S]):
         self._on_trial: S | None = None
 
     def submit(self, request: S) -> None:
-        """Run a new request: now, or after the trials if one is running."""
+        """Run a new request: now, or after all trials if a trial is under way."""
         if self._on_trial is None:
             self._run(request)
         else:
@@ -86,16 +86,16 @@ class Trials(Generic[S]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether new requests would wait for a suspect."""
+        """Whether a suspect is on trial or waits for its trial. New requests then have to wait."""
         return self._on_trial is not None or bool(self._suspects)
 
     def add(self, request: S) -> None:
-        """Add a request that another engine had. `go_on` will run it."""
+        """Add a request that has been moved to this engine from another one. It waits until `go_on` runs it."""
         self._waiting.append(request)
 
     def take_innocent(self) -> list[S]:
-        """Take out the waiting requests that have crashed no engine since their last token: the caller runs them
-        elsewhere."""
+        """Remove and return the waiting requests that are not blamed for the death of an engine since their last token.
+        The caller runs them on other engines."""
         found = [request for request in self._waiting if not request.n_blamed]
         self._waiting = deque(request for request in self._waiting if request.n_blamed)
         return found
@@ -105,8 +105,8 @@ class Trials(Generic[S]):
         self._send(request, is_trial)
 
     def has_passed(self, request: S) -> bool:
-        """Whether a request that the engine has finished was on trial. If so, the trial ends, and the request waits to
-        be continued."""
+        """Called when the engine has finished a request. Returns whether this was the request's trial. If so, the trial
+        is over, and the request waits until `go_on` runs it together with the others."""
         if request is not self._on_trial:
             return False
         request.is_given = False
@@ -119,8 +119,9 @@ class Trials(Generic[S]):
         return request is self._on_trial
 
     def judge(self, death: Death, living: Iterable[S]) -> list[S]:
-        """Find the suspects of an engine's death among the requests `living`. Returns the requests that are given up;
-        the others wait for `go_on`."""
+        """Find the suspects of an engine's death among `living`, all its requests that have not ended. Returns the
+        requests that are given up because they have crashed too many engines. All others wait until `go_on` runs or
+        tries them."""
         given_up: list[S] = []
         self._suspects.clear()
         self._waiting.clear()
@@ -147,8 +148,8 @@ class Trials(Generic[S]):
         return given_up
 
     def go_on(self) -> None:
-        """Start the next trial. After the last trial, start the waiting requests: as many as the time slice allows now,
-        the others later."""
+        """Start the next trial, if none is under way. After the last trial, run the waiting requests: as many as the
+        time slice allows now, the others later."""
         if self._on_trial is not None and self._is_living(self._on_trial):
             return
         self._on_trial = None

@@ -99,7 +99,7 @@ class RemoteLink(EngineConnection):
             os.eventfd_write(self.life, 1)
 
     def tell(self, message: wire.Wire) -> None:
-        """Send a message to the host itself."""
+        """Send a message to the host, not to its engine."""
         if not self.is_gone and not self._send_frames(self.identity, [b"", wire.encode(message)]):
             self.lost()
 

@@ -44,7 +44,7 @@ class ReplicaProcess:
         return "draining" if not self.route.is_open else "ready" if self.route.is_ready else "starting"
 
     def settle(self, error: str = "") -> None:
-        """Call all of `then` with `error`."""
+        """Call the callbacks in `then`, and forget them. error: their argument; "": success."""
         waiting, self.then = self.then, []
         for then in waiting:
             then(error)
@@ -53,11 +53,12 @@ class ReplicaProcess:
 class Replicas:
     """All engines of a server.
 
-    model  the model that engines which start from now on load; "": the configuration's model
+    model the model that engines which start from now on load; "": the configuration's model
 
     start: start(name, is_first) starts an engine on this machine. is_first: True for the engines that start with the
-    server, False for those added later. n: number of engines to start now. late: the connection for an engine that will
-    join from another machine; None: no engine will. call_soon: makes a call on the loop, from any thread.
+    server, False for those added later. n: number of engines to start now. late: a connection without an engine yet,
+    for the first host that joins from another machine; None: the server does not wait for one. call_soon: makes a call
+    on the loop, from any thread.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class Replicas:
         return replica
 
     def connect(self, requests: EngineRequests, vocabulary: wire.SetVocabulary) -> None:
-        """Give all engines the vocabulary and the requests. Called once, while the engines start."""
+        """Give all engines the vocabulary, and register them with `requests`, which sends requests to them. Called
+        once, while the engines start."""
         self._requests, self._vocabulary = requests, vocabulary
         for replica in self._replicas:
             self._connect(replica)
@@ -106,7 +108,8 @@ class Replicas:
         replica.route.is_ready = replica.link.ready is not None
 
     def add(self, then: Then) -> ReplicaProcess:
-        """Start one more engine. ConfigError: there are MAX_REPLICAS engines already, or one is being added."""
+        """Start one more engine. then: called with "" when it is ready, else with an error. ConfigError: there are
+        MAX_REPLICAS engines already, or one is being added."""
         if (new := next((one for one in self._replicas if one.then and one.route.is_open), None)) is not None:
             raise ConfigError(f"engine {new.name} is being added; add another when it is ready")
         replica = self._join(lambda name: self._start(name, False))
@@ -125,8 +128,9 @@ class Replicas:
         return replica
 
     def drain(self, name: str, then: Then) -> ReplicaProcess:
-        """Place no more programs in an engine, and move its requests that have no output yet. ConfigError: there is no
-        such engine, or no other engine takes programs."""
+        """Place no more programs in an engine, and move its requests that have no output yet to other engines. then:
+        called with "" once the engine has ended, else with an error. ConfigError: there is no such engine, or no other
+        engine takes programs."""
         replica = next((replica for replica in self._replicas if replica.name == name), None)
         if replica is None:
             raise ConfigError(f"unknown engine {name!r}; choose one of {', '.join(one.name for one in self._replicas)}")
@@ -144,7 +148,8 @@ class Replicas:
         return [one for one in empty if not one.is_rolled]
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        """End an engine for good. Its requests start again elsewhere. Settles `replica` once its process has ended."""
+        """End an engine for good. Its requests start again on other engines. Once its process has ended, the callbacks
+        replica.then are called with `error`."""
         self._replicas = [one for one in self._replicas if one is not replica]
         self._n_starts_before += replica.link.n_starts
         replica.link.dismiss(error)
