@@ -1,8 +1,9 @@
 """Says which models take images, and how their prompts represent an image. Imports neither torch nor transformers.
 
 A prompt has a row (a placeholder token) for each vector that the vision tower makes from an image. In transformers'
-prompts all of these rows have the same token id (`ImageSpec.row_id`). Here their ids are negative and computed from the
-hash of the image's file, so that the radix tree can tell images apart; the engine replaces them by `row_id`.
+prompts all of these rows have the same token id (`ImageSpec.row_id`). In Banyan's prompts their ids are negative and
+computed from the hash of the image's file, so that the radix tree can tell images apart; the engine replaces them by
+`row_id`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _ROW_IDS = {"gemma3": 262144, "idefics3": 128257, "llava": 32000, "qwen2_vl": 15
 """The defaults of `ImageSpec.row_id` in transformers, for a config.json without this id."""
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 _TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
-"""llava's vision towers whose number of rows follows from the size of the processed image -> the
-vision_feature_select_strategy with which each patch has a row. "default" leaves out the first vector, which in CLIP
-stands for the whole image."""
+"""llava's vision tower -> the vision_feature_select_strategy with which each patch of the processed image has one row, so
+that the number of rows follows from the image's size. "default" leaves out the tower's first vector, which in CLIP
+stands for the whole image. Other towers are not supported."""
 
 
 class ImageShape(msgspec.Struct, frozen=True, array_like=True):
@@ -91,9 +92,8 @@ class ImageSpec(msgspec.Struct, frozen=True):
         return ("<|vision_start|>", "<|vision_end|>") if self.kind == "qwen" else ("", "")
 
     def expand(self, shape: ImageShape, mark: str, end: str) -> Iterator[str | RowCount]:
-        """Yields what stands for one image in a prompt, as transformers' processor writes it: text with control tokens,
-        and RowCount for rows of the image. It replaces the token mark_id of the chat template. mark, end: mark_id and
-        end_id as text."""
+        """Yields what replaces the mark of an image (the token mark_id) in a prompt, as transformers' processor writes
+        it: text with control tokens, and RowCount for rows of the image. mark, end: mark_id and end_id as text."""
         match self.kind:
             case "gemma3":
                 yield f"\n\n{mark}"

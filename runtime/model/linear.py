@@ -54,8 +54,9 @@ class Linear:
 
 
 def tiled(x: Tensor, weight: ops.AnyWeight, bias: Tensor | None) -> Tensor:
-    """`ops.linear` on tiles of TILE rows, the last one padded. Libraries choose a kernel, and with it the order of
-    sums, by the shape of the product. With tiles of one shape they always choose the same kernel."""
+    """Computes `ops.linear` on tiles of TILE rows; the last tile is padded. Libraries choose a kernel, and with it the
+    order of sums, by the shape of the product. All tiles have one shape, so the bits of a row do not depend on the
+    number of rows."""
     tiles = torch.split(F.pad(x, (0, 0, 0, -len(x) % TILE)), TILE)
     if len(tiles) == 1:
         return ops.linear(tiles[0], weight, bias)[: len(x)]

@@ -2,7 +2,7 @@
 
 The files may come from anybody. Before tensors are read, names and shapes are checked: they must fit the model's
 projections, with a rank of at most MAX_RANK. In peft, the keys of rank_pattern and alpha_pattern are regular
-expressions; here they are taken as names of modules, because an expression may take forever to match.
+expressions; Banyan takes them as names of modules, because an expression may take forever to match.
 """
 
 from __future__ import annotations
@@ -189,8 +189,9 @@ def _parse(file: Path, raw: bytes) -> AdapterConfig:
 
 
 def _of_pattern(pattern: dict[str, Any] | None, module: str, default: float) -> float:
-    """The value that rank_pattern or alpha_pattern has for a module. The first key counts that equals the module's full
-    name or, if it does not begin with ^, its last parts. `default` if no key fits."""
+    """Returns a module's value in `pattern`, which is rank_pattern or alpha_pattern: that of the first key which equals
+    the module's full name, or its last parts; a key that begins with ^ must equal the full name. `default` if no key
+    fits."""
     for key, value in (pattern or {}).items():
         name = key.lstrip("^").rstrip("$")
         if module == name or (module.endswith(f".{name}") and not key.startswith("^")):

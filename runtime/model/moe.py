@@ -1,9 +1,10 @@
-"""Runs the experts of transformers' models with our own op.
+"""Runs the experts of transformers' models with `ops.experts`.
 
 transformers 5 keeps the weights of a layer's experts in stacks (gate_up_proj and down_proj [n_experts, ...]), and
-fields of the module say how they are laid out. Between the two matrix products, the module's `_apply_gate` is called.
-Its results for a grid of numbers are compared with those of `Gate`, so no list of families is needed. Experts with
-another function, or with a norm after them, stay in transformers' code.
+fields of the module say how they are laid out. Between its two matrix products, the module calls its method
+`_apply_gate`. To find out which gate this is, the method's results on a grid of numbers are compared with those of
+`Gate`; so no list of families is needed. Experts with another function, or with a norm after them, stay in
+transformers' code.
 """
 
 from __future__ import annotations

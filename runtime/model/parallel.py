@@ -63,7 +63,7 @@ class Shard:
         return slice(first * width, (first + count) * width)
 
     def of_vocabulary(self, n: int) -> slice:
-        """This rank's part of a vocabulary of n tokens. The last ranks may have fewer tokens."""
+        """This rank's slice of a vocabulary of n tokens. The last ranks may have fewer tokens."""
         each = -(-n // self.n_ranks)
         return slice(min(n, self.rank * each), min(n, (self.rank + 1) * each))
 
@@ -108,7 +108,8 @@ class Shard:
 
 
 class SummedLinear(Linear):
-    """A linear layer that is cut by inputs. Only rank 0 has its bias."""
+    """A linear layer that is cut by inputs (row parallel). Returns the sum of all ranks' results. Only rank 0 has the
+    bias."""
 
     __slots__ = ("_shard",)
 

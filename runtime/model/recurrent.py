@@ -132,8 +132,8 @@ class StatePool:
 
     @contextmanager
     def states(self, layer: int, call: _MixerCall) -> Iterator[cache_utils.Cache]:
-        """A context that returns a transformers cache with one layer's states of the call's requests. At the end, the
-        states that the mixer left in the cache are written to the slots."""
+        """A context manager that yields a transformers cache with one layer's states of the call's requests. At its
+        end, the states that the mixer left in the cache are written to the slots."""
         parts = self._layers[layer]
         own = cache_utils.LinearAttentionLayer(number_of_states=1 + max(part.number for part, _ in parts))
         own.has_previous_state = dict.fromkeys(own.has_previous_state, True)
@@ -159,7 +159,8 @@ _POOL: ContextVar[StatePool] = ContextVar("pool")
 
 @contextmanager
 def using(pool: StatePool | None) -> Iterator[None]:
-    """A context that sets the pool for the mixers of a forward pass. None: the model has no recurrent state."""
+    """A context manager that sets the pool for the mixers of a forward pass. pool None: the model has no recurrent
+    state."""
     if pool is None:
         yield
         return

@@ -38,10 +38,10 @@ def weight_size(
     and `read_spec`.
 
     The result is exact, with three exceptions. First, the data of a quantised checkpoint is not read. It may show that
-    all zero points of a layer are in the middle, which makes the layer smaller, or that its groups are scattered (act
-    order), which makes `load` keep the layer in floats. Second, a head that is stored although config.json ties it to
-    the embedding is counted, but `load` drops it if it is a copy. Third, oneDNN's packed layout is assumed to be as
-    large as the weight. Raises what `load` raises for a model that cannot be loaded.
+    all zero points of a layer are in the middle of their range, which makes the layer smaller, or that its groups are
+    scattered (act order), which makes `load` keep the layer in floats. Second, a head that is stored although
+    config.json ties it to the embedding is counted, but `load` drops it if it is a copy. Third, oneDNN's packed layout
+    is assumed to be as large as the weight. Raises what `load` raises for a model that cannot be loaded.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # here, because this import takes a second
 
@@ -61,7 +61,7 @@ def weight_size(
 
 
 def least_bytes(path: Path, spec: ModelSpec, dtype: str, weight_dtype: str) -> int:
-    """A lower bound of the weights' size in bytes, computed without reading any file: half a byte for each parameter if
+    """A lower bound of the weights' size in bytes, computed without reading any file: for each parameter half a byte if
     the weights are quantised, else the size of `dtype`."""
     is_stored_small = spec.quantisation is not None or path.suffix == ".gguf"
     is_small = weight_dtype in N_BITS or (weight_dtype == "auto" and is_stored_small)

@@ -62,8 +62,8 @@ def resolve(path_or_id: str | Path) -> Path:
 
 
 def _packaged(name: str) -> Path:
-    """The .gguf file of the model `name` of PACKAGED, found without importing the package. ModelNotFound: the package
-    is not installed."""
+    """The .gguf file of the model `name`, a key of PACKAGED. The file is found without importing the package.
+    ModelNotFound: the package is not installed."""
     module, what = PACKAGED[name]
     package = module.replace("_", "-")
     found = importlib.util.find_spec(module)

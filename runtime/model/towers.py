@@ -2,7 +2,7 @@
 
 After the embedding layer, the tower's vectors for an image's rows replace the embeddings of the rows' ids. DeepStack
 (Qwen3-VL) adds more vectors of the tower after the first layers. In Gemma 3 the rows of an image attend to each other
-in both directions, which paged attention does not support: torch computes these rows here."""
+in both directions, which paged attention does not support; `attend_blocks` computes these rows with torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads checkpoints, safetensors or GGUF, one tensor at a time, so that a checkpoint is never in memory twice.
 
-Headers are parsed here, without torch, so that a truncated or foreign file is found before memory is allocated. The
-safetensors library maps the data when a tensor is taken.
+This file parses the headers itself, without torch, so that a truncated or foreign file is found before memory is
+allocated. The safetensors library maps the data when a tensor is taken.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ class FlightRecord:
         return fd
 
     def note(self, row: int, rids: Sequence[int]) -> None:
-        """Write the ids of the requests that `row` works on from now on, in place of the previous ones. row: LOOP or
-        COMPILER. At most one thread may write to a row at a time."""
+        """Write the ids of the requests that `row` works on from now on, in place of the previous ones. row: LOOP for
+        the engine's loop, COMPILER for the threads that compile constraints. At most one thread may write to a row at a
+        time."""
         words, at, n = self._words, row * (1 + _MAX_IDS), min(len(rids), _MAX_IDS)
         words[at] = 0  # a crash during the next line leaves an empty row, not a half-written one
         words[at + 1 : at + 1 + n] = memoryview(array("q", rids[:n]))

@@ -23,8 +23,8 @@ class ValueSource(NamedTuple):
 
 class ProgramTemplate:
     """The ops of one Define, and what a Use of them needs. n_args, n_draws: how many arguments, and how many seeds (one
-    for each gen and select without a seed). n_children, n_refs, n_marks: how many numbers the ops use for states
-    (besides state 0), values and marks. places: the gens, selects and reads that make the values."""
+    for each gen and select without a seed). n_children, n_refs, n_marks: how many states (besides state 0), values and
+    marks the ops have. places: the gens, selects and reads that make the values."""
 
     def __init__(self, ops: Iterable[wire.TemplateOp] = ()) -> None:
         self.ops: list[wire.TemplateOp] = []

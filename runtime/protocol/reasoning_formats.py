@@ -59,6 +59,6 @@ def format_in(template: str) -> Reasoning | None:
 
 
 def _is_end_in(end: str, template: str) -> bool:
-    """Whether an end mark occurs in a chat template. Some end marks also contain the begin of the next message, such as
+    """Whether an end mark occurs in a chat template. Some end marks also contain the start of the next message, such as
     "<|end|><|start|>assistant". A template writes the two parts in different places, so each part is searched for."""
     return all(part in template for part in re.split(r"(<\|\w+\|>)", end))

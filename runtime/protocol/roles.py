@@ -19,8 +19,8 @@ _ROLE = re.compile(r"[A-Za-z0-9_ .-]{1,64}")
 
 
 def check_role(name: object) -> None:
-    """Check the name of a role. BadProgram: the name is not 1 to 64 letters, digits, spaces, and characters of
-    "_.-"."""
+    """Check that the name of a role consists of 1 to 64 letters, digits, spaces and characters of "_.-". BadProgram: it
+    does not."""
     if not isinstance(name, str) or len(name) > 64 or not _is_role(name):
         raise BadProgram(
             "a role must be a name of 1 to 64 letters, digits, spaces and `_.-`, such as 'tool', not "

@@ -142,21 +142,26 @@ Part = str | Raw | Ref | BeginTurn | EndTurn | Arg | Image | TokenIds
 
 
 class ConstraintSpec(Wire, frozen=True):
-    """What the whole output of a gen must match. Only an output with finish_reason "stop" that no stop string ended is
-    guaranteed to be complete.
+    """What the whole output of a gen must match. The output is guaranteed to be complete only if its finish_reason is
+    "stop" and no stop string ended it.
 
-    text: depending on `kind`, a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a
-    context-free grammar in llguidance's Lark dialect, or a JSON list of strings. style: the whitespace in JSON: as in
-    {"a": 1, "b": 2}, as in {"a":1,"b":2}, either of these throughout a value, or any. after: trigger strings. The
-    output is free text until it contains one of them, as text or as a special token; then the constraint applies. ():
-    the constraint applies from the first token. scope: with triggers, whether the output must contain a constrained
-    value ("must"), may contain one ("may"), or any number with free text in between ("repeat"). since: the triggers
-    have no effect before this string, which ends the model's reasoning. end: text that is forced directly after each
-    value, such as "\\n</tool_call>". engine: the library that compiles the constraint. "": llguidance, or the server's
-    default for the kind. outlines_core compiles regexes and choices without triggers; llguidance compiles those that
-    are too complex for outlines_core. order: the order of a JSON Schema's optional properties: as the schema lists
-    them, or any order after the required ones. is_checked: the client validates the value against the JSON Schema. Then
-    keywords that cannot be enforced while the value is generated are left out, and not refused.
+    text        by `kind`: a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a context-free
+                grammar in llguidance's Lark dialect, or a JSON list of strings
+    style       the whitespace in JSON. spaced: as in {"a": 1, "b": 2}; compact: as in {"a":1,"b":2}; either: one of
+                these two throughout a value; any: any whitespace
+    after       trigger strings. The output is free text until it contains one of them, as text or as a special token;
+                then the constraint applies. (): the constraint applies from the first token
+    scope       with triggers: the output must contain one constrained value ("must"), may contain one ("may"), or may
+                contain any number, with free text in between ("repeat")
+    end         text that is forced directly after each value, such as "\\n</tool_call>"
+    since       the triggers have no effect before this string, which ends the model's reasoning
+    engine      the library that compiles the constraint. "": llguidance, or the server's default for the kind.
+                outlines_core: for regexes and choices without triggers; llguidance compiles those that are too complex
+                for outlines_core
+    order       the order of a JSON Schema's optional properties. schema: as in the schema; any: any order, after the
+                required properties
+    is_checked  the client validates the value against the JSON Schema. Keywords that cannot be enforced while the value
+                is generated are then left out, and not refused
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
@@ -330,8 +335,8 @@ class Mark(Wire, frozen=True):
 
 
 class Read(Wire, frozen=True):
-    """The state's text from `mark` to here becomes value `ref`, chat markers included. mark None: the whole state; then
-    `tokens` also returns its tokens."""
+    """The state's text from `mark` to this op becomes value `ref`, chat markers included. mark None: the text of the
+    whole state. tokens: also return the state's tokens; only with mark None."""
 
     state: Number
     ref: Number
@@ -473,19 +478,21 @@ Topic = (
 class Ask(Wire, frozen=True):
     """A question outside any program. The Answer has the same id, and JSON in its body.
 
-    "stats": counters, and the bytes of caches with the most they may have. "flush": evict everything that no program
-    uses. "check": verify all invariants; ok is False if one is violated. "info": the model and the limits of a client,
-    and for an operator all options, paths and processes.
-    "tree": up to `limit` nodes of the radix tree (`radix_cache.snapshot`). "events": prefixes stored and evicted since
-    event number `since`, the `next` of the previous answer; -1: all prefixes stored now (`radix_cache.events`).
-    "programs": programs that run, that are idle, and that have ended, the newest first (`server.programs.overview`).
-    "load_adapter": load the adapter in the directory `path` of the server's machine, for gens that name it `name`.
-    "unload_adapter": new gens cannot name the adapter; its memory is freed when the requests that use it have ended.
-    (The engine gets the adapter's digest in hex as `name`.) "add": start one more engine; the answer comes when it is
-    ready. "drain": place no more programs in the engine `name`; the answer comes when the engine has ended. "roll":
-    replace the engines one at a time by engines with the weights of the model `path`; the answer comes when all have
-    them. If there are several engines, "events" are those of the engine `name`, and all other answers are sums over the
-    engines.
+    stats           counters, and the bytes of caches with the most they may have; with several engines, their sums
+    flush           evict all KV that no program uses
+    check           verify all invariants; ok is False if one is violated
+    info            the model and the limits of a client, and for an operator all options, paths and processes
+    tree            up to `limit` nodes of each engine's radix tree (`radix_cache.snapshot`)
+    events          prefixes stored and evicted since event number `since`, the `next` of the previous answer; -1: all
+                    prefixes stored now (`radix_cache.events`). With several engines, those of the engine `name`
+    programs        programs that run, that are idle, and that have ended, the newest first (`server.programs.overview`)
+    load_adapter    load the adapter in the directory `path` of the server's machine, for gens that name it `name`
+    unload_adapter  new gens cannot name the adapter; its memory is freed when the requests that use it have ended. (The
+                    engine gets the adapter's digest in hex as `name`.)
+    add             start one more engine; the answer comes when it is ready
+    drain           place no more programs in the engine `name`; the answer comes when the engine has ended
+    roll            replace the engines one at a time by engines with the weights of the model `path`; the answer comes
+                    when all have them
     """
 
     id: Number
@@ -575,10 +582,10 @@ class Welcome(Wire, frozen=True):
 
 
 class TokenUsage(Wire, frozen=True):
-    """Token counts of one gen or select. prompt: prompt tokens; of these, `cached` came from the tree; tokens that
-    samples or choices share count once. generated: output tokens of all samples; of these, `reasoning` come before the
-    content, if reasoning is separated. drafted, accepted: draft tokens proposed for the output, and how many became
-    part of it."""
+    """Token counts of one gen or select. prompt: prompt tokens; tokens that samples or choices share count once.
+    cached: how many of the prompt tokens were found in the radix tree. generated: output tokens of all samples.
+    reasoning: how many output tokens come before the content, if reasoning is separated. drafted: draft tokens proposed
+    for the output. accepted: how many draft tokens became part of the output."""
 
     prompt: int = 0
     cached: int = 0
@@ -931,8 +938,8 @@ class TreeEvent(Wire, frozen=True):
 
 
 class TreeEvents(Wire, frozen=True):
-    """What the tree has stored and evicted since the last such message. is_all: not the changes, but everything that is
-    stored now."""
+    """What the tree has stored and evicted since the last such message. is_all: instead of the changes, the message has
+    everything that is stored now."""
 
     events: tuple[TreeEvent, ...]
     is_all: bool = False
@@ -1045,8 +1052,9 @@ class Ready(Wire, frozen=True):
 
 
 class OtherWork(Wire, frozen=True):
-    """The work of the other servers that use the engine; its host sends this. n_prompt: how many prompt tokens of their
-    requests probably still have to be computed. n_running: how many requests they have in the engine."""
+    """How much work other servers have in an engine that the receiving server shares with them; the engine's host sends
+    this. n_prompt: how many prompt tokens of their requests probably still have to be computed. n_running: how many
+    requests they have in the engine."""
 
     n_prompt: int = 0
     n_running: int = 0

@@ -61,8 +61,8 @@ class Quantisation(msgspec.Struct, frozen=True):
 
 
 class PackedWeight(NamedTuple):
-    """The tensor that stores a layer's quantised weight. suffix: the part of its name after the layer's. dtype: as
-    safetensors spells it."""
+    """The tensor that stores a layer's quantised weight. suffix: the tensor's name without the name of the layer, such
+    as "qweight". dtype: as safetensors spells it."""
 
     suffix: str
     dtype: str
@@ -240,7 +240,7 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
 
 
 def _compressed_scheme(weights: Mapping[str, Any]) -> Scheme:
-    """The scheme of one of compressed-tensors' config_groups. weights: the object `weights` of the group, and its
+    """The scheme of one group in compressed-tensors' config_groups. weights: the object `weights` of the group, and its
     `format`."""
     kind = _one_of(weights, "type", "int", "float", default="int")
     layout = _one_of(weights, "format", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",

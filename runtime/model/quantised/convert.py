@@ -181,9 +181,9 @@ def _decoder(path: Path, weight_dtype: str = "dtype") -> Decoder:
 
 def _balanced(layer: Layer, raw: dict[str, Tensor], factors: dict[str, Tensor]) -> tuple[Layer, dict[str, Tensor]]:
     """Multiplies the columns of a layer's weights by `factors`, and divides the inputs of these weights by the same
-    factors, so that the layer computes the same. The inputs are divided in what makes them: the norms for qkv and
-    gate_up, the rows of `up` for down. `out` is not changed: its inputs are values, which heads share (GQA). Returns
-    the layer with the new norms, and the new weights."""
+    factors, so that the layer computes the same. To divide the inputs, it changes the norms before qkv and gate_up, and
+    the rows of `up`, which compute the inputs of down. `out` is not changed: its inputs are values, which heads share
+    (GQA). Returns the layer with the new norms, and the new weights."""
     raw = {field: weight * factors.get(field, 1.0) for field, weight in raw.items()}
     back = torch.cat([torch.ones_like(factors["down"]), 1 / factors["down"]])  # gate and up
     raw["gate_up"] *= back[:, None]

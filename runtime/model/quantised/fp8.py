@@ -16,8 +16,8 @@ _BLOCK = 128, 128
 
 
 def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
-    """Read a layer's weight. Returns Grouped; but floats [n_out, n_in] if scales are for blocks whose width does not
-    divide n_in, because all groups of a Grouped have the same size."""
+    """Read a layer's weight. Returns Grouped, or floats [n_out, n_in] if there is a scale for each block and the width
+    of a block does not divide n_in: all groups of a Grouped have the same size."""
     n_out, n_in = layer.shape("weight")
     weight = layer.take("weight", n_out, n_in, dtype="F8_E4M3")
     scale = layer.take(_SCALES[0] if _SCALES[0] in layer else _SCALES[1]).float()

@@ -12,8 +12,8 @@ from banyan.runtime.model.quantised.layer import StoredLayer, grouped, unpack
 
 def read_packed(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
     """Read a weight of 4 or 8 bits from the format pack-quantized. A word packs the weights of consecutive inputs; a
-    word of zero points packs those of consecutive outputs. The first number is in the lowest bits. Returns the result
-    of `grouped`."""
+    word of zero points packs those of consecutive outputs. The first number is in the lowest bits. Returns Grouped, or
+    floats [n_out, n_in] if the groups are scattered or differ in size."""
     n_bits, per_word = scheme.n_bits, 32 // scheme.n_bits
     n_out, n_words = layer.shape("weight_packed")
     rows, n_in = layer.take("weight_shape", 2, dtype="I64").tolist()

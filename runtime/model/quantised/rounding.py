@@ -26,9 +26,9 @@ def rtn(weight: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
 
 def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
     """Quantises `weight` [n_out, n_in] with GPTQ (Frantar et al., GPTQ: accurate post-training quantization for
-    generative pre-trained transformers, 2022): rounds one column after the other, and changes the remaining columns so
-    that they make up for the error. Columns of large inputs come first. products: x^T x of the layer's inputs, [n_in,
-    n_in]. The other arguments are as for `rtn`."""
+    generative pre-trained transformers, 2022): rounds the columns one after the other, those of the largest inputs
+    first, and adjusts the remaining columns after each to compensate for the rounding error. products: x^T x of the
+    layer's inputs, [n_in, n_in]. The other arguments are as for `rtn`."""
     scale = _scale(weight.unfold(1, group, group), n_bits, dtype)
     size = products.diagonal()
     order = size.argsort(descending=True)
@@ -48,9 +48,9 @@ def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch
 
 
 def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Tensor:
-    """Returns factors [n_in]. If the weight's columns are multiplied by them, and the inputs divided, `rtn` changes the
-    layer's outputs least. The factors are a power of the inputs' sizes, the best of 20 powers (Lin et al., AWQ:
-    activation-aware weight quantization, 2023). products: x^T x of the layer's inputs, [n_in, n_in]."""
+    """Returns factors [n_in] for which `rtn` changes the layer's outputs least, if the weight's columns are multiplied
+    by them and the inputs divided. A factor is a power of the input's size; the exponent is the best of 20 (Lin et al.,
+    AWQ: activation-aware weight quantization, 2023). products: x^T x of the layer's inputs, [n_in, n_in]."""
     size = products.diagonal().sqrt()
     size = size.clamp(min=float(size.max()) * 1e-4 + 1e-8)
     best, least = torch.ones_like(size), float("inf")

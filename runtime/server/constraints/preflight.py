@@ -68,8 +68,9 @@ class PreflightProcess:
     """A child that tries constraints."""
 
     def __init__(self, pid: int, pipe: int, start: int, input_: int, stderr: int) -> None:
-        """pipe: the child's results are read from it; each is preceded by its length. start: writing a byte here starts
-        the check that is in the file `input_`. stderr: the file that receives the child's stderr."""
+        """pipe: the child's results are read from it. Each follows its length, and a byte that says whether the child
+        can be used again. start: writing a byte here starts the check that is in the file `input_`. stderr: the file
+        that receives the child's stderr."""
         self.pid, self.pipe, self.files = pid, pipe, (pipe, start, input_, stderr)
         self.output, self.is_warm = b"", False
 
@@ -305,7 +306,7 @@ def _allocated() -> tuple[int, int]:
 
 def _set_limits(seconds: float) -> None:
     """Limit the memory and CPU time of this process for the next constraint. seconds: the time limit that the parent
-    enforces; the limit on CPU time is a little higher, and acts if the parent fails to."""
+    enforces. The limit on CPU time is a little higher; it ends the process if the parent does not."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     resource.setrlimit(resource.RLIMIT_AS, (_allocated()[0] + MEMORY + STACK, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, resource.RLIM_INFINITY))

@@ -27,7 +27,7 @@ from banyan.runtime.server.engine_link.roll import WeightsRoll
 class EngineChanges:
     """Makes all changes of a server's engines, except the replacement of engines that die.
 
-    roll the change of weights in progress; None: there is none
+    roll   the change of weights in progress; None: there is none
 
     directory: the model's directory. ray: starts engines on a Ray cluster; None: the server starts engines itself, or
     they join from other machines. start: replaces the engine of a replica by a new one. counts: how many requests and

@@ -1,11 +1,12 @@
 """`banyan engine`: starts an engine for servers on other machines, and passes messages on.
 
 The host connects to the socket for engines of each server, encrypted, with a key that the server knows. The first
-server decides the options of the engine, except those about this machine (devices, threads, memory, paths), which are
-given here. If several servers use the engine, they must have equal options for engines, and the host gives each its own
-part of the messages (shared_engine.py).
+server decides the options of the engine, except those about the host's machine (devices, threads, memory, paths), which
+the host has itself. If several servers use the engine, they must have equal options for engines, and the host gives
+each server its own part of the messages (shared_engine.py).
 
-If the connection to a server breaks, the host joins it again. The engine ends when no server is left that uses it.
+If the connection to a server breaks, the host joins the server again. The engine ends when no server is left that uses
+it.
 """
 
 from __future__ import annotations
@@ -397,7 +398,7 @@ class EngineHost:
 
 
 class HostOptions(msgspec.Struct, frozen=True):
-    """The command-line argument --options of a host process, in JSON: arguments of EngineHost."""
+    """Arguments of EngineHost. A host process gets them as JSON, in its command-line argument --options."""
 
     servers: tuple[tuple[str, str], ...]
     own: dict[str, Any]

@@ -198,7 +198,7 @@ class KVHintSender:
 
     def _give_up(self, state: _StateKV) -> None:
         """Release the hold of a state that will not continue, or whose rest is overdue. If the state does not wait for
-        tools, record in its estimate that it did not continue."""
+        tools, count this rest, in the estimate for its program, as one that did not continue."""
         if state.rest_started and not state.tools:
             for estimate in self._estimates_of(state):
                 estimate.update(None)

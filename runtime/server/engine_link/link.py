@@ -145,7 +145,7 @@ class EngineConnection:
         self.reset()
 
     def reset(self) -> None:
-        """Prepare for another engine. Commands that the previous one did not receive are dropped."""
+        """Prepare for another engine. Commands that the previous engine did not receive are dropped."""
         self.ready: wire.Ready | None = None
         self._queued: OrderedDict[tuple[str, int], wire.EngineCommand] = OrderedDict()  # by kind and number
         self._steps: Iterator[None] = iter(())  # the remaining steps of handling the last report
@@ -170,10 +170,10 @@ class EngineConnection:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start an engine in place of the one that has died; on another machine, by its host, or once a host joins.
-        Raises an error in NO_PROCESS if no process can be started now. If the previous process has not ended yet,
-        returns without starting an engine. In these two cases the caller must try again later; requests and questions
-        are queued until then."""
+        """Start an engine in place of the one that has died. (For an engine on another machine, its host is told to
+        start one, or another host is awaited.) Raises an error in NO_PROCESS if no process can be started now. If the
+        previous process has not ended yet, returns without starting an engine. In these two cases the caller must try
+        again later; requests and questions are queued until then."""
         raise NotImplementedError
 
     def death(self) -> Death:
@@ -207,8 +207,9 @@ class EngineConnection:
         self._vocabulary = vocabulary
 
     def send(self, command: wire.EngineCommand) -> None:
-        """Send a command; or queue it until the engine is ready and has received the earlier ones. Raises if the
-        command cannot be encoded."""
+        """Send a command to the engine. Runs and Asks are queued if the engine is not ready or has not received all
+        earlier ones; an Abort of a queued Run only removes it from the queue. Other commands are dropped if the engine
+        is not ready: a new engine has no requests and no KV. Raises if the command cannot be encoded."""
         data = self._encode(command)
         if self.ready is None or self._queued:
             match command:  # keep only commands that make sense for an engine without requests and without KV

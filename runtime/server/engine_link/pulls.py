@@ -23,7 +23,7 @@ engine dies, its pulls end immediately.)"""
 
 
 class PullEnd(Protocol):
-    """The part of a Route that pulls need."""
+    """The attributes of a Route that `Pulls` needs."""
 
     n_pulls: int
     kv: wire.KVFormat | None
@@ -40,7 +40,7 @@ class PendingPull:
     seconds      the time limit that the caller gave; until: when the pull is given up
     compute      whether the source first computes those of the tokens that it does not have
     waiting      id of a waiting request -> callback for the end of the pull, whether it succeeded or not
-    then         callbacks of other callers
+    then         further callbacks for the end of the pull
     """
 
     def __init__(

@@ -149,9 +149,9 @@ class Questions:
         return any(question.ask.what == "load_adapter" for question in self._open.values())
 
     def _unload_unnamed(self, dead: str = "") -> None:
-        """Have the engines unload the adapters that no longer have a name. Does nothing while an adapter is being
-        loaded, because it may be one of them and get a name. dead: the name of an engine that has died or is replaced;
-        it is not asked."""
+        """Have the engines unload the loaded adapters that have no name. Does nothing while an adapter is being loaded,
+        because it may be one of them and get a name. dead: the name of an engine that has died or is replaced; it is
+        not asked."""
         if self._loads:
             return
         engines = [engine for engine in self._engines if engine.name != dead]

@@ -38,7 +38,7 @@ class Death(NamedTuple):
 
 
 class Suspect(Protocol):
-    """What `Trials` reads and writes of a request."""
+    """The attributes of a request that `Trials` reads and writes."""
 
     n_deaths: int
     """How many engines ended while they worked on the request, since its last token."""
@@ -59,9 +59,9 @@ S = TypeVar("S", bound=Suspect)
 class Trials(Generic[S]):
     """Runs the suspects of a crash one at a time, while the other requests wait.
 
-    send: send(request, is_trial) sends a request to the engine; in a trial, it generates one token. is_living: whether
-    a request has not ended yet. is_late: whether the time slice is over. call_later: calls a function on the loop
-    later.
+    send: send(request, is_trial) sends a request to the engine; in a trial, only one token is generated. is_living:
+    whether a request has not ended yet. is_late: whether the time slice is over. call_later: calls a function on the
+    loop later.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Engines on other machines. On each machine a host (engine_host.py) starts an engine, and passes messages on.
 
-Hosts join at one encrypted socket, which accepts the keys of a file only. When a connection breaks, its engine counts
-as dead. A host that comes back gets a new engine.
+Hosts join at one encrypted socket, which accepts only hosts whose public keys are in a file. When a connection breaks,
+its engine counts as dead. A host that comes back gets a new engine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class RemoteLink(EngineConnection):
         super().__init__(engine_timeout)
 
     def attach(self, identity: bytes, host: str, clock: float) -> None:
-        """Use a host that has connected. clock: the time now on the host's monotonic clock."""
+        """Use a host that has connected, and have it start an engine. host: its name, for people. clock: the time now
+        on the host's monotonic clock."""
         self.identity, self.host, self._ahead = identity, host, time.monotonic() - clock
         self.is_gone = False
         self._start_engine()

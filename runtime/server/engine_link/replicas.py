@@ -53,7 +53,7 @@ class ReplicaProcess:
 class Replicas:
     """All engines of a server.
 
-    model the model that engines which start from now on load; "": the configuration's model
+    model  the model that engines which start from now on load; "": the configuration's model
 
     start: start(name, is_first) starts an engine on this machine. is_first: True for the engines that start with the
     server, False for those added later. n: number of engines to start now. late: a connection without an engine yet,
@@ -187,5 +187,5 @@ class Replicas:
 
     @property
     def n_starts(self) -> int:
-        """How many engines were started."""
+        """How many engine processes have been started so far, including those that have ended."""
         return self._n_starts_before + sum(replica.link.n_starts for replica in self._replicas)
