@@ -33,8 +33,8 @@ _ROW_IDS = {"gemma3": 262144, "idefics3": 128257, "llava": 32000, "qwen2_vl": 15
 """The defaults of `ImageSpec.row_id` in transformers, for a config.json without this id."""
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 _TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
-"""llava's vision tower -> the vision_feature_select_strategy with which each patch of the processed image has one row, so
-that the number of rows follows from the image's size. "default" leaves out the tower's first vector, which in CLIP
+"""llava's vision tower -> the vision_feature_select_strategy with which each patch of the processed image has one row,
+so that the number of rows follows from the image's size. "default" leaves out the tower's first vector, which in CLIP
 stands for the whole image. Other towers are not supported."""
 
 
