@@ -46,8 +46,8 @@ def address(path: Path) -> str:
 
 
 def private_directory(path: Path) -> None:
-    """Create `path` and its missing parents with mode 0700, or check that `path` has this mode. ConfigError: other
-    users can access the directory, or it cannot be created."""
+    """Create `path` and its missing parents with mode 0700. If `path` exists, check that only its owner, this user, can
+    access it. ConfigError: it belongs to another user, others can access it, or it cannot be created."""
     try:
         for folder in (*reversed(path.parents), path):  # `parents=True` would give the parents the usual mode
             folder.mkdir(mode=0o700, exist_ok=True)

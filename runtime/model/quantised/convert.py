@@ -235,7 +235,8 @@ def _stored(weight: Grouped) -> dict[str, Tensor]:
 
 
 def _write(source: Path, out: Path, tensors: dict[str, Tensor], n_bits: int, group: int) -> None:
-    """Write a model directory: `tensors`, config.json, and the text files of `source`."""
+    """Write a model directory: `tensors`, config.json, and the other text files of `source`, such as those of the
+    tokenizer."""
     config = json.loads(read_bytes(source / "config.json"))
     weights = {"num_bits": n_bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group,
                "dynamic": False}  # fmt: skip

@@ -86,7 +86,8 @@ class ConstraintChecker:
         self.sockets: tuple[zmq.Socket[bytes] | int, ...] = ()
 
     def check(self, spec: wire.ConstraintSpec, owner: int, then: Callback) -> None:
-        """Call `then` once, now or later on the loop, with the spec for the engine or an error. owner: the client."""
+        """Check a constraint, and call `then` once with the result: the spec for the engine, or an error. The call
+        comes at once if the result is known, else later on the loop. owner: the client's number."""
         if (cached := self._cache.get(spec)) is not None:
             result, expires = cached
             if expires > self._clock():

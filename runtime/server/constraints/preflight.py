@@ -214,8 +214,8 @@ class Preflight:
         del self._children[child.pipe]
 
     def _end(self, child: PreflightProcess, result: wire.CheckResult | None = None) -> None:
-        """End a child and send its result. If a warm child ended without a result, its check is tried again instead.
-        result: sent in place of what the child wrote."""
+        """Wait for the end of a child, and send its result. If a warm child ended without a result, its check is queued
+        again instead. result: what to send in place of what the child wrote."""
         status, words = self._reap(child)
         if result is None:
             try:

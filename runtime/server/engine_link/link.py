@@ -186,7 +186,8 @@ class EngineConnection:
         return False
 
     def dismiss(self, error: str = "") -> None:
-        """End an engine on another machine: it is not needed any more or, with `error`, cannot be used."""
+        """End an engine on another machine, because it is not needed any more or, with `error`, cannot be used. Does
+        nothing for an engine on this machine."""
 
     def refuse(self) -> None:
         """Stop sending commands to the engine."""
