@@ -23,7 +23,7 @@ class _StringSearch:
 
     def find(self, tail: bytes, new: bytes) -> bytes | None:
         """Search `tail` + `new` for the first string that `new` completes. Returns the bytes after the string; None if
-        `new` completes none."""
+        `new` completes none. tail: the end of the text before `new`."""
         window = tail + new
         found = [(string, window.find(string, max(0, len(tail) - len(string) + 1))) for string in self.strings]
         end = min((at + len(string) for string, at in found if at >= 0), default=None)
@@ -35,7 +35,7 @@ class _StringSearch:
         return next((end for end in suffixes if any(string.startswith(end) for string in self.strings)), b"")
 
     def completing(self, tail: bytes, vocabulary: Vocabulary) -> list[int]:
-        """The tokens that complete one of the strings if they follow `tail`."""
+        """The tokens that complete one of the strings if they follow `tail`, the end of the text so far."""
         found = set()
         for string in self.strings:
             found.update(vocabulary.containing(string))
@@ -46,9 +46,9 @@ class _StringSearch:
 
 
 class TriggerState(NamedTuple):
-    """The state of a TriggerGuide. value: the guide of the value that is being written; None in free text. tail: the
-    end of the free text, if a trigger may begin with it. stage: index of the current search in
-    `TriggeredConstraint.stages`."""
+    """The state of a TriggerGuide. value: the guide of the value (the constrained text after a trigger) that the output
+    is in; None: the output is in free text. tail: the end of the free text, as far as a searched string may begin with
+    it. stage: index, in `TriggeredConstraint.stages`, of the search that runs now."""
 
     value: Guide | None
     tail: bytes = b""
@@ -56,9 +56,9 @@ class TriggerState(NamedTuple):
 
 
 class TriggeredConstraint:
-    """The compiled constraint of a value that follows a trigger in free text. stages: the searches in free text, one
-    after the other: if the constraint has `since`, first for this string, which ends the model's reasoning; then for a
-    trigger."""
+    """The compiled constraint of a value that follows a trigger string in free text. stages: the string searches in
+    free text, one after the other. The first one is for `since`, the mark that ends the model's reasoning, if the
+    constraint has it. The last one is for a trigger."""
 
     def __init__(self, spec: ConstraintSpec, value: CompiledConstraint, vocabulary: Vocabulary) -> None:
         self.value, self.scope, self.vocabulary = value, spec.scope, vocabulary
@@ -74,14 +74,14 @@ class TriggeredConstraint:
         return TriggerGuide(self)
 
     def free_text(self) -> TriggerState:
-        """The state at the start of free text in which a trigger is searched for. The search for `since`, if there is
-        one, has ended."""
+        """The state at the beginning of free text in which a trigger is searched for. Any search for `since`, the mark
+        that ends the model's reasoning, is over."""
         return TriggerState(None, b"", len(self.stages) - 1)
 
     def advance(self, state: TriggerState, text: bytes) -> TriggerState | None:
-        """Return the state after free text goes on with `text`. If `text` completes `since`, the search for a trigger
-        begins in the rest of `text`. If it completes a trigger, the value begins, and the rest of `text` must be the
-        value's start. Returns None if no value can begin like that."""
+        """Return the state after `text` was appended to free text. If `text` completes `since` (the mark that ends the
+        model's reasoning), the rest of `text` is searched for a trigger. If `text` completes a trigger, the rest must
+        be the start of a value. Returns None if no value can begin with that rest."""
         search = self.stages[state.stage]
         if (rest := search.find(state.tail, text)) is None:
             return state._replace(tail=search.tail(state.tail + text))
@@ -100,8 +100,8 @@ class TriggeredConstraint:
         return self._forbidden[key]
 
     def _is_allowed(self, state: TriggerState, token: int) -> bool:
-        """Whether a token may come next in free text. The token completes a string that the current stage searches for.
-        It is forbidden if the rest of its text cannot begin what must follow."""
+        """Whether free text may go on with a token that completes the string of the current search. It may not if the
+        rest of the token's text cannot be the start of a value."""
         text = self.vocabulary.spelling[token]
         rest = self.stages[state.stage].find(state.tail, text)
         assert rest is not None
@@ -113,7 +113,8 @@ class TriggeredConstraint:
 
 
 class TriggerGuide(Guide):
-    """A guide that switches between free text and the guide of a value."""
+    """The guide of an output that begins as free text. A trigger string in the text begins a constrained value, in
+    which the value's own guide decides which tokens are allowed. With scope "repeat", free text follows the value."""
 
     def __init__(self, compiled: TriggeredConstraint) -> None:
         self._compiled, self._ends = compiled, compiled.vocabulary.eos
@@ -154,8 +155,8 @@ class TriggerGuide(Guide):
         return len(tokens)
 
     def _after(self, token: int) -> TriggerState | None:
-        """Return the state after a token, or None if the token is not allowed. While a value is being written, advances
-        the value's guide."""
+        """Return the state after a token; None: the token is not allowed. If the output is inside a value (the
+        constrained text after a trigger), this also advances the guide of the value in place."""
         compiled, value = self._compiled, self._state.value
         if value is None:
             spelling = compiled.vocabulary.spelling

@@ -122,7 +122,8 @@ class Guides:
     # ---- compile ---------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run) -> None:
-        """Find or compile the guide of a Run with a constraint. `ready` returns it now or later."""
+        """Find or compile the guide of a Run with a constraint. A later call of `ready` returns the Run with its
+        guide."""
         spec = run.sampling.constraint
         assert spec is not None
         if isinstance(self._vocabulary, BanyanError):
@@ -139,18 +140,18 @@ class Guides:
 
     @property
     def has_ready(self) -> bool:
-        """Whether `ready` would return a Run at once. Counts only Runs that needed no compilation: for the others,
-        `wake` becomes readable."""
+        """Whether `ready` has Runs to return that needed no compilation. (When a compilation ends, `wake` becomes
+        readable.)"""
         return bool(self._ready)
 
     @property
     def waiting(self) -> Iterator[Run]:
-        """The Runs that `ready` has not returned yet."""
+        """The Runs that were submitted and not yet returned by `ready`: their guides are being compiled, or ready."""
         yield from chain.from_iterable(self._waiting.values())
         yield from (guided.run for guided in self._ready)
 
     def abort(self, rid: int) -> Run | None:
-        """Remove the Run if it waits for its guide, and return it; None if it does not wait."""
+        """Remove a Run that `ready` has not returned yet. Returns the Run; None if there is none with this rid."""
         for runs in self._waiting.values():
             if run := next((run for run in runs if run.rid == rid), None):
                 runs.remove(run)
@@ -160,7 +161,8 @@ class Guides:
         return run
 
     def ready(self) -> list[Guided]:
-        """The Runs whose guides have become ready since the last call."""
+        """Returns the Runs whose guides have become ready since the last call. If a constraint cannot be compiled, its
+        Run has an error in place of the guide."""
         if self._n_compiling:
             with contextlib.suppress(BlockingIOError):
                 self._n_compiling -= os.eventfd_read(self.wake)

@@ -36,8 +36,8 @@ def probe(gpus: bool = True, n: int = 1, replica: int = 0) -> Hardware:
 
 
 def n_cores(root: Path = _CGROUPS) -> int:
-    """Physical cores that this process may use. Hyperthreads of a core share its vector units, so a second one would
-    only slow the first down."""
+    """Physical cores that this process may use. Hyperthreads of a core share its vector units, so a second one per core
+    would only slow the first down. root: where the cgroup file system is mounted."""
     allowed = len(os.sched_getaffinity(0))
     cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     for group in _groups("cpu", root):
@@ -50,7 +50,8 @@ def n_cores(root: Path = _CGROUPS) -> int:
 
 
 def free_memory(root: Path = _CGROUPS) -> int:
-    """Bytes that can still be allocated: the machine's, or what the tightest cgroup limit leaves."""
+    """Bytes that this process can still allocate: what the machine has free, or what the tightest cgroup limit leaves,
+    if that is less. root: where the cgroup file system is mounted."""
     free: int = psutil.virtual_memory().available
     for group in _groups("memory", root):
         for limit_file, used_file in (
@@ -92,7 +93,8 @@ def _huge_spans(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The directories of this process's cgroups (v1 and v2), from its own up to the root."""
+    """Yield the directories of this process's cgroups (v1 and v2): its own cgroup, then the cgroups that contain it, up
+    to the top. controller: "cpu" or "memory". root: where the cgroup file system is mounted."""
     for line in _membership():  # "0::/path" (v2) or "4:memory:/path" (v1)
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -1,10 +1,11 @@
 """Decides on which replicas of a fleet a program runs. Pure: no socket, no clock, no randomness.
 
-    fleet = Fleet(StepSeconds(9.7e-4, 4e-5, 1e-4))
-    fleet.add("engine 0", fingerprint)
-    placement = fleet.place(Demand(block_digests(namespace, ids), len(ids) // 4, branches, fingerprint))
-    ...                                        # run branch i on placement.replicas[i], joins on placement.home
-    fleet.computed(placement, 0, n_out=5)      # as tokens arrive
+    fleet = Fleet(StepSeconds(fixed=9.7e-4, prompt=4e-5, decode=1e-4))
+    fleet.add("engine 0", fingerprint)                  # fingerprint: bytes that identify the engine's weights
+    digests = block_digests(namespace, ids)             # ids: the trunk's tokens, as the bytes of an int32 array
+    placement = fleet.place(Demand(digests, len(ids) // 4, branches, fingerprint))
+    ...                                                 # run branch i on placement.replicas[i], joins on placement.home
+    fleet.computed(placement, branch=0, n_out=5)        # branch 0 has 5 more output tokens
     fleet.end(placement)
 
 A placement is made for branches that start together: a program at `Submit`, a fork, or the next turn of a program. The

@@ -29,8 +29,8 @@ _ALIGNED = 64  # bytes
 
 
 class StatePart(NamedTuple):
-    """One tensor of a request's state. shape: without the batch dimension. name, number: the field of transformers'
-    cache layer that has the tensor, and its index there."""
+    """One tensor of a request's state. shape: without the batch dimension. name, number: where transformers' cache
+    layer keeps the tensor, the name of a field and the index in it."""
 
     layer: int
     name: str
@@ -44,10 +44,12 @@ class StatePart(NamedTuple):
 
 
 class _MixerCall(NamedTuple):
-    """Rows of a step that each mixer computes in one call. A step may need several calls. rows: int64 [n_requests, rows
-    per request]: the indices of these rows in the step. n_all: the number of rows in the step, if the call has all of
-    them in their order, so that none need to be gathered; else 0. slots: the slots of the requests' states. kept: int64
-    [2, n]: after the call, the states in slots kept[0] are copied to slots kept[1]."""
+    """Tells which rows of a step each mixer computes in one call, and with which states. A step may need several calls.
+
+    rows: int64 [n_requests, rows per request], the indices of these rows in the step. n_all: the number of all rows in
+    the step, if the call has all of them in order, so that they need not be gathered; else 0. slots: the slots of the
+    requests' states. kept: int64 [2, n]: after the call, the state in slot kept[0, i] is copied to slot kept[1, i];
+    None: nothing is copied."""
 
     rows: Tensor
     n_all: int

@@ -1,8 +1,8 @@
 """Limits how many programs run side by side: only as many as fit into the cache together, the oldest first.
 
-An admitted program needs its text in the tree again when its tool has answered. If more programs are admitted than fit,
+An admitted program needs the KV of its text again when its tool has answered. If more programs are admitted than fit,
 each evicts what another needs next (Denning, The working set model for program behavior, 1968). So a request that would
-evict the texts of older programs is held back, unless the batch gets too small or the request has waited too long."""
+evict KV of older programs is held back, unless the batch gets too small or the request has waited too long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_ROWS = 16.0  # initial estimate of `StepTime.free_rows`
 
 class AdmittedProgram:
     """A program whose first request has started. shared: (number of tokens, hash) of the prefix that its first request
-    found in the tree, in whole pages. n_own: tokens that the program's texts take in the tree beyond this prefix."""
+    found in the tree, in whole pages. n_own: how many other tokens the program has in the tree."""
 
     def __init__(self, rank: tuple[float, ...], shared: tuple[int, int]) -> None:
         self.rank, self.shared = rank, shared
@@ -90,8 +90,9 @@ class AdmissionControl:
                 del self._shared_now[program.shared]
 
     def has_room(self, request: Request, n_new: int, n_slots: int, now: float) -> bool:
-        """Whether n_new more tokens of the request fit into the cache while the texts of older programs stay in it.
-        Counts only programs that are paused and expected to return. n_slots: slots that no running request uses."""
+        """Whether the cache has room for the KV of n_new more tokens of the request, without evicting KV of older
+        programs that have paused recently, and so are expected to go on. n_slots: KV slots that no running request
+        uses."""
         rank, earliest = _rank(request), now - PAUSES * self._pause
         left, counted = n_slots - n_new, set[tuple[int, int]]()
         for program in self._by_rank:

@@ -67,11 +67,11 @@ class Growth(NamedTuple):
 
 
 def peak(requests: Collection[Growth], page: int, enough: int = 0) -> int:
-    """Return the most pages that the requests will need at one time: the pages that they will still claim, minus the
-    pages of requests that have ended by then. All requests are taken to grow by one token per step until they end.
+    """Return the most pages that the requests will need at one time beyond those that they hold now. Until it ends,
+    each request grows by one token per step; when it ends, its pages become free. page: tokens per page.
 
-    enough: skip the exact computation if it cannot matter. If an upper bound, for which no request returns pages, is at
-    most `enough`, the bound is returned."""
+    enough: if a simple upper bound, which ignores the pages that become free, is at most `enough`, it is returned in
+    place of the exact number."""
     most = sum([max(0, n_left - n_room) for n_left, n_room, _ in requests]) / page + len(requests) / 2
     if most <= enough:
         return int(most)

@@ -17,9 +17,10 @@ SURE = 0.99  # upper bound of the probability of an uncertain token
 
 
 class Chain(NamedTuple):
-    """A proposal with probabilities. drafter: index of the drafter. chance: the probability that an uncertain token is
-    right, if all tokens before it are. other: the same for a token at a position where another chain has a more likely
-    token. is_first: this is the drafter's most likely chain. uncertain: see `draft.Proposal`."""
+    """A proposal with probabilities. A token is *right* if it equals the sampled one. drafter: index of the drafter.
+    chance: the probability that an uncertain token is right, if all tokens before it are. other: the same for a token
+    at a position where another chain has a more likely token. is_first: this is the drafter's most likely chain.
+    uncertain: see `draft.Proposal`."""
 
     tokens: Sequence[int]
     drafter: int
@@ -40,8 +41,8 @@ class Chain(NamedTuple):
         return out
 
     def n_right(self, sampled: Sequence[int]) -> tuple[int, bool]:
-        """Compare the chain with the sampled tokens. Returns how many uncertain tokens before the first wrong token are
-        right, and whether no token was wrong."""
+        """Compare the chain with the sampled tokens. Returns (how many uncertain tokens are right, whether no token is
+        wrong). If the first wrong token is not itself uncertain, the last uncertain token before it counts as wrong."""
         n = next((k for k, (a, b) in enumerate(zip(self.tokens, sampled, strict=False)) if a != b), -1)
         is_whole = n < 0
         n = min(len(self.tokens), len(sampled)) if is_whole else n
@@ -53,15 +54,14 @@ class Chain(NamedTuple):
 
 class DraftBranch:
     """A run of draft tokens in a tree. above: the index of the branch from which this one branches off, or which it
-    extends; -1: it follows the text. at: the depth of the first token, i.e. the number of draft tokens between the text
-    and it."""
+    extends; -1: it follows the text. at: how many draft tokens are between the text and the branch's first token."""
 
     __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 
     def __init__(self, chain: Chain, chances: list[float], above: int, at: int, first: float, is_other: bool) -> None:
         """The branch has the tokens of `chain` from depth `at` on. chances: for each token, the probability that it is
-        right if all before it are. first: the probability that the first token and all before it in the tree are right.
-        is_other: another branch has a more likely token in the first token's place."""
+        accepted if all before it are. first: the probability that the first token is accepted. is_other: another branch
+        has a more likely token in the first token's place."""
         self.chain, self.tokens, self.chances = chain, chain.tokens[at:] if at else chain.tokens, chances
         self.above, self.at, self.is_other = above, at, is_other
         cumulative: list[float] = list(accumulate((first, *chances[1:]), mul))
@@ -69,8 +69,8 @@ class DraftBranch:
         self._gains: list[float] = list(accumulate(cumulative))
 
     def length(self, threshold: float) -> int:
-        """How many of the branch's first tokens to keep. A token is kept if the probability that it and all tokens
-        before it in the tree are right is at least `threshold`."""
+        """How many of the branch's first tokens to keep: those that are accepted with a probability of at least
+        `threshold`."""
         return bisect_right(self._negated, -threshold)
 
     def gain(self, n: int) -> float:
@@ -78,7 +78,7 @@ class DraftBranch:
         return self._gains[n - 1]
 
     def chance_at(self, depth: int) -> float:
-        """The probability that the draft is right up to its token at that depth."""
+        """The probability that the branch's token at this depth of the tree is accepted."""
         return -self._negated[depth - self.at]
 
 

@@ -96,7 +96,7 @@ class RuleSet:
 class Quote(NamedTuple):
     """A proposed quote. tokens: first n_lead tokens that lead to the quote, such as a quotation mark, then the quoted
     tokens. is_guess: the rule was learned from one text only. following: tokens that may come next, the most likely
-    first. rules: the rules to judge by the result."""
+    first. rules: the rules that proposed the quote; its result changes their acceptance rate."""
 
     tokens: array[int]
     n_lead: int
@@ -106,7 +106,8 @@ class Quote(NamedTuple):
 
 
 class QuoteState:
-    """The quotes of one request: its prompt, and the quote that was proposed and is not judged yet."""
+    """The quotes (parts of the prompt that the output copies) of one request: its prompt, and the quote that was
+    proposed and is not judged yet."""
 
     def __init__(self, request: Request) -> None:
         self.prompt = request.ids[max(0, request.n_prompt - N_NEAR) : request.n_prompt]
@@ -127,8 +128,8 @@ class QuoteState:
 
 
 class QuoteIndex:
-    """Learns quote rules from finished outputs and proposes quotes for running ones; see the module. Each namespace has
-    rules of its own."""
+    """Learns from finished outputs where they quote (copy from) their prompts, and proposes quotes for running requests
+    as drafts. Each namespace has rules of its own."""
 
     def __init__(self) -> None:
         self._use = 2 * SELDOM  # the share of recent requests for which a proposed quote was right
@@ -140,8 +141,8 @@ class QuoteIndex:
 
     def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
         """Set the vocabulary. spelling: the bytes of each token, by id; they tell which tokens differ only by a leading
-        space. Before this call, no token is treated as equal to another. control: ids that are not text; they are not
-        quoted."""
+        space. Before this call, no token is treated as equal to another. control: ids that are not text; a part of the
+        prompt with such a token is never proposed as a draft."""
         number = {text: i for i, text in reversed(list(enumerate(spelling)))}
         plain = (number.get(text[1:], i) if text[:1] == b" " and text[1:] else i for i, text in enumerate(spelling))
         self._plain = np.fromiter(plain, np.int32, len(spelling))

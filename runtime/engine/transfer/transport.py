@@ -34,14 +34,15 @@ class TransferFailed(Exception):
 
 
 def head(name: bytes, number: int) -> bytes:
-    """The first bytes of a buffer: its name and the number of its content."""
+    """The header of a buffer, _HEAD.size bytes: its name, and the number that counts how often its content was
+    replaced."""
     return _HEAD.pack(name, number)
 
 
 class Buffer:
     """Memory for pages that other engines read, or that are read from other engines. memory: the bytes of the pages.
-    number: the number of its current content. address: where its head is in this process. before_close: called before
-    the memory is released."""
+    number: counts how often the content was replaced. address: where the buffer begins, with its header, in this
+    process. before_close: called before the memory is released."""
 
     def __init__(self, n_bytes: int) -> None:
         self.name, self.number, self.unused_since = secrets.token_bytes(16), 0, 0.0
@@ -56,7 +57,8 @@ class Buffer:
 
     @property
     def head(self) -> bytes:
-        """The first bytes of the buffer as they are now: its name, and the number of its current content."""
+        """The header at the start of the buffer, as it is now: its name, and the number that counts how often its
+        content was replaced."""
         return self._map[: _HEAD.size]
 
     def reuse(self) -> None:
