@@ -38,8 +38,9 @@ _RECONNECT_HANDSHAKE, _RECONNECT_PAUSE = 5.0, 0.2  # seconds for one attempt, an
 
 
 def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key: str = "", tenant: str = "") -> Client:
-    """This process's client for the server at `path`, at tcp://HOST:PORT, or at the URL of its HTTP process. The first
-    call makes the connection. Raises ConnectFailed, with the reason, if there is no connection.
+    """Returns this process's client for the server at `path`: a socket's path, tcp://HOST:PORT, or the URL of the
+    server's HTTP process. The first call for a server makes the connection. Raises ConnectFailed, with the reason, if
+    this fails.
 
     token: the access token, or over HTTP the API key, if the server asks for one; by default the environment variable
     BANYAN_TOKEN, or over HTTP BANYAN_API_KEY. server_key: for tcp:// only, the server's public key or the file that

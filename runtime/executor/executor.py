@@ -55,8 +55,7 @@ class ProgramObserver:
     """Callbacks for what happens in a program.
 
     The executor calls `value`, `failed`, `called`, `dropped`, `paused`, `settled`, `ended` and `crashed` without its
-    lock, and all others with it. If a method marked "May raise" raises a BanyanError, the op that caused the call fails
-    with this error.
+    lock, and all others with it.
     """
 
     def value(self, program: Any, ref: int, outcome: GenOutcome) -> None:
@@ -67,7 +66,7 @@ class ProgramObserver:
 
     def called(self, program: Any, state: int, called: wire.Called) -> None:
         """Called when a generation needs an answer from the client, such as the results of its tool calls. called: the
-        question; its fields `program` and `seq` are still to be set."""
+        message for the client; its fields `program` and `seq` are not set yet."""
 
     def started(self, program: Any, state: RunningState, op: wire.Gen | wire.Select) -> None:
         """Called when a gen or select of `state` has begun."""
@@ -80,20 +79,24 @@ class ProgramObserver:
         was ended before."""
 
     def hold(self, program: Any, n_chars: int) -> None:
-        """Called before the executor keeps `n_chars` more characters for the program. May raise, to enforce a limit."""
+        """Called when the executor is about to keep `n_chars` more characters for the program. To refuse them, raise a
+        BanyanError; the op that needs them then fails with it."""
 
     def forked(self, program: Any, state: RunningState, children: tuple[int, ...]) -> None:
-        """Called before `state` is forked into the states numbered `children`. May raise."""
+        """Called before `state` is forked into the states numbered `children`. A BanyanError that this raises fails the
+        fork."""
 
     def joined(self, program: Any, prompt: Prompt, start: int, stop: int) -> None:
-        """Called before a join appends the pieces start .. stop - 1 of `prompt` to the parent state. prompt: that of
-        the child. May raise."""
+        """Called before a join appends the pieces start .. stop - 1 of a branch's prompt to the parent state. prompt:
+        the branch's prompt. A BanyanError that this raises fails the join."""
 
     def adopted(self, program: Any, state: int, child: int) -> None:
-        """Called when state `state` has adopted its forked state `child`: it now has the child's prompt."""
+        """Called when the state numbered `state` has taken over the prompt of its branch, the state numbered
+        `child`."""
 
     def keep(self, program: Any, state: RunningState, op: wire.CacheHint) -> None:
-        """Called when `state` reaches `op`, a hint about its KV, such as to pin it. May raise."""
+        """Called when `state` reaches `op`, a hint about its KV, such as to pin it. A BanyanError that this raises
+        fails the op."""
 
     def dropped(self, program: Any, state: int) -> None:
         """Called when the executor has ended a state that the client had dropped and that no op needs any more."""

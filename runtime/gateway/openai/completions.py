@@ -104,8 +104,8 @@ class CompletionWriter(ChoiceWriter):
     """Writes the response to a completion request, whole or as chunks."""
 
     def __init__(self, body: CompletionRequest, n_choices: int) -> None:
-        """n_choices: the number of outputs; their values have the refs 0 .. n_choices - 1. With `echo`, the values with
-        higher refs are the texts of the prompts, which arrive before the outputs."""
+        """n_choices: the number of outputs. The value of output i has the ref i. With `echo`, the text of prompt k is
+        the value with the ref n_choices + k; it arrives before the outputs of this prompt."""
         super().__init__(body, "cmpl", "text_completion", "text_completion", b'"text":%s')
         self._n_choices = n_choices
         self._prompts: dict[int, str] = {}

@@ -68,21 +68,21 @@ class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def publish(request: HTTPRequest) -> Reply:
-    """Keep an HTML page that a client publishes. Answers with the page's id and link."""
+    """Keep an HTML page, such as the view of a run, that a client publishes. Answers with the page's id and link."""
     body = decode(request.body, PublishRequest)
     page = request.gateway.run_pages.add(request.tenant, body.title, body.html)
     return json_reply({"id": page.id, "url": f"/pages/{page.id}"})
 
 
 async def published(request: HTTPRequest) -> Reply:
-    """Answers with the ids and titles of the pages that the tenant has published."""
+    """Answers with the ids and titles of the HTML pages that clients of the tenant have published with `publish`."""
     pages = request.gateway.run_pages.of(request.tenant)
     return json_reply({"data": [{"id": page.id, "title": page.title} for page in pages]})
 
 
 async def show(request: HTTPRequest) -> Reply:
-    """Answers with a published page. Its HTML comes from a client, so a header makes the browser run it in a sandbox:
-    its scripts cannot act as pages of this server."""
+    """Answers with an HTML page that a client has published. A header makes the browser run the page in a sandbox: its
+    scripts cannot act as pages of this server."""
     if (page := request.gateway.run_pages.find(request.path["page"])) is None:
         raise HTTPError(404, "there is no such page; old pages are forgotten")
     policy = "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

@@ -103,13 +103,13 @@ class EngineChanges:
             replica.then.append(self._awaited.popleft())
 
     def started(self, replica: ReplicaProcess) -> None:
-        """Record how long an engine took to start, for the scaling. Called when the engine is ready."""
+        """Called when an engine is ready. Tells the scaling how long the engine took to start."""
         if self._scaler is not None and replica.link.n_starts == 1:
             self._scaler.started(time.monotonic() - replica.began)
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        """End an engine for good. If a drained engine would then be the last one with its weights, it takes programs
-        again."""
+        """End an engine for good. If all engines that remain with the same weights are being drained, one of them takes
+        programs again. error: given to those who wait for the engine; "": none."""
         self._log("info", f"engine {replica.name} is gone")
         others = [one for one in self._replicas if one is not replica]
         for one in others:
@@ -136,8 +136,8 @@ class EngineChanges:
     # ---- other weights ---------------------------------------------------------------------------------------------
 
     def _look_at_weights(self, model: str, then: Then) -> None:
-        """Find the new model, on a thread, and begin the change to its weights. then: called at the end of the change,
-        with "" or an error."""
+        """Find the model `model` on a thread, and then start to replace the engines' weights by its weights. then:
+        called at the end of the change, with "" or an error."""
 
         def start(found: Path | Exception) -> None:
             try:
@@ -152,7 +152,8 @@ class EngineChanges:
         self._offload(partial(self._find_weights, model), start)
 
     def _start_roll(self, directory: Path, then: Then) -> None:
-        """Begin the change to the weights in `directory`. ConfigError: they cannot be changed now."""
+        """Start to replace the engines' weights by those of the model in `directory`, one engine after the other. then:
+        called at the end of the change, with "" or an error. ConfigError: the change is not possible now."""
         before, model = self._replicas.model, str(directory)
 
         def end(error: str) -> None:

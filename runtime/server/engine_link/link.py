@@ -194,8 +194,8 @@ class EngineConnection:
         self.ready = None
 
     def close(self) -> None:
-        """Close the connection. This ends an engine on this machine; for one on another machine, see `dismiss`.
-        Idempotent."""
+        """Close the connection. If the engine runs on this machine, end it too; for an engine on another machine,
+        `dismiss` does this. Idempotent."""
         raise NotImplementedError
 
     @property
@@ -264,8 +264,8 @@ class EngineConnection:
             self._send(wire.encode(self._vocabulary))
 
     def listen(self) -> None:
-        """Have the engine send TreeEvents, if it is ready: reports of what its radix tree stores and evicts.
-        Idempotent."""
+        """Have the engine report, from now on, what its radix tree stores and evicts (TreeEvents). Does nothing if the
+        engine is not ready, or reports this already."""
         if self.ready is not None and not self._is_listening:
             self._is_listening = True
             self._send(wire.encode(wire.Listen()))

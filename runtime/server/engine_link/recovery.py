@@ -38,7 +38,7 @@ class Death(NamedTuple):
 
 
 class Suspect(Protocol):
-    """The attributes of a request that `Trials` reads and writes."""
+    """A request that may have crashed an engine: the attributes that `Trials` reads and writes."""
 
     n_deaths: int
     """How many engines ended while they worked on the request, since its last token."""
@@ -78,7 +78,8 @@ class Trials(Generic[S]):
         self._on_trial: S | None = None
 
     def submit(self, request: S) -> None:
-        """Run a new request: now, or after all trials if a trial is under way."""
+        """Run a new request: now, or after all trials if one is under way. (In a trial, a request that may have crashed
+        an engine runs alone.)"""
         if self._on_trial is None:
             self._run(request)
         else:
@@ -86,7 +87,8 @@ class Trials(Generic[S]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a suspect is on trial or waits for its trial. New requests then have to wait."""
+        """Whether a request that may have crashed an engine runs alone now (its trial), or still has to. New requests
+        then wait."""
         return self._on_trial is not None or bool(self._suspects)
 
     def add(self, request: S) -> None:
@@ -105,8 +107,8 @@ class Trials(Generic[S]):
         self._send(request, is_trial)
 
     def has_passed(self, request: S) -> bool:
-        """Called when the engine has finished a request. Returns whether this was the request's trial. If so, the trial
-        is over, and the request waits until `go_on` runs it together with the others."""
+        """Called when the engine has finished a request. Returns whether this was the request's trial, for which it ran
+        alone. If so, the trial is over, and the request waits until `go_on` runs it together with the others."""
         if request is not self._on_trial:
             return False
         request.is_given = False
@@ -115,13 +117,13 @@ class Trials(Generic[S]):
         return True
 
     def is_tried(self, request: S) -> bool:
-        """Whether the trial of a request runs now."""
+        """Whether the request has its trial now: it runs alone because it may have crashed an engine."""
         return request is self._on_trial
 
     def judge(self, death: Death, living: Iterable[S]) -> list[S]:
         """Find the suspects of an engine's death among `living`, all its requests that have not ended. Returns the
-        requests that are given up because they have crashed too many engines. All others wait until `go_on` runs or
-        tries them."""
+        requests that are given up because they have crashed too many engines. All others wait until `go_on` runs them;
+        it first runs the suspects, each alone."""
         given_up: list[S] = []
         self._suspects.clear()
         self._waiting.clear()
@@ -148,8 +150,8 @@ class Trials(Generic[S]):
         return given_up
 
     def go_on(self) -> None:
-        """Start the next trial, if none is under way. After the last trial, run the waiting requests: as many as the
-        time slice allows now, the others later."""
+        """Start the next trial (a suspect of a crash runs alone), if none is under way. After the last trial, run the
+        waiting requests: as many as the time slice allows now, the others later."""
         if self._on_trial is not None and self._is_living(self._on_trial):
             return
         self._on_trial = None

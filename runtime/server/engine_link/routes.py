@@ -3,7 +3,8 @@
 A program is placed with its first request, because its prompt is known then. Its requests go to that engine, the home
 of the program. The branches of a fork are placed together, with the first request of any of them, and may be split over
 several engines. After the join, the program continues at home. A program or a branch is placed again if its engine is
-drained, dies, or runs a request alone that may have crashed an engine. `fleet/placement.py` chooses the engine.
+drained, dies, or has a trial (it runs a request alone to find out whether the request crashes engines).
+`fleet/placement.py` chooses the engine.
 
 An engine may first pull the KV of a prefix from another engine (pulls.py). Some engines may only compute prompts: they
 compute long prompts, whose KV the other engines then pull (disaggregated prefill)."""

@@ -246,8 +246,8 @@ class SharedEngine:
                     yield server, report
 
     def _want(self, images: Collection[bytes], servers: Iterable[int]) -> Sent:
-        """Ask servers for images that the engine needs: each server whose requests or exports of KV contain them.
-        Yields (server, WantImages)."""
+        """Ask servers for the pixels of images that the engine needs. A server is asked if its requests or exports of
+        KV contain the image. Yields (server, WantImages)."""
         self._asked |= {image: set[int]() for image in images}
         for server in servers:
             of_server = {i for one in self._living.values() if one.server == server for i in one.images}
@@ -312,11 +312,12 @@ class SharedEngine:
         return wire.encode(msgspec.structs.replace(self.ready, adapters=own))
 
     def leave(self, server: int, servers: Iterable[int]) -> tuple[list[tuple[int, bytes]], list[bytes]]:
-        """Remove a server that is gone. servers: the numbers of the servers that still use the engine.
+        """Remove a server that is gone. servers: the numbers of the remaining servers.
 
-        Returns two lists. The first has (server, encoded report) for the remaining servers: requests for images that
-        only the removed server was asked for. The second has the encoded commands that end the removed server's
-        requests, holds, pulls and programs in the engine."""
+        Returns encoded reports for these servers, as (server, report), and encoded commands for the engine. The reports
+        ask for the images that the engine needs and only the removed server was asked for. The commands end the removed
+        server's requests, holds, pulls and programs, and answer with an error for each image that no other server
+        has."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] != server)
         self._listeners.discard(server)
         self._told.pop(server, None)
@@ -392,8 +393,9 @@ def _images_of(run: wire.Run) -> frozenset[bytes]:
 
 
 def _number(server: int, number: int) -> int:
-    """Returns the number that the engine uses for `number`, which a server uses for one of its requests, clients, holds
-    or pulls. Raises ValueError if `number` is out of range."""
+    """Returns the engine's number for `number`, which a server uses for one of its requests, clients, holds or pulls.
+    The result contains both arguments, so different servers never have the same one. ValueError: `number` is not from 0
+    to 2 ** SHIFT - 1."""
     if number >> SHIFT:
         raise ValueError(f"{number} is not from 0 to 2 ** {SHIFT} - 1")
     return server << SHIFT | number

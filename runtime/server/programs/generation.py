@@ -201,7 +201,7 @@ class EngineGenerator:
         self.offload(program, copy.work, work, encoded, bool(copy.n_images))
 
     def set_context(self, n_tokens: int) -> None:
-        """Set the model's context, once the engine has reported it."""
+        """Set the model's context length in tokens. Called once the engine has reported it."""
         self._max_context = n_tokens
         self.tokenizer.set_context(n_tokens)
         if isinstance(self.images, Images):
@@ -247,7 +247,7 @@ class EngineAttempt(Attempt):
     when one fails."""
 
     suffixes: Sequence[str] = ("",)
-    """Texts after the prompt; there is a request for each."""
+    """Texts that follow the prompt: it is encoded once with each of them."""
 
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
         super().__init__(generation.op, generation.prompt, generation.round, done)
@@ -289,8 +289,9 @@ class EngineAttempt(Attempt):
         self.prompt.kwargs = self.op.chat_template_kwargs
 
     def _encode(self) -> None:
-        """Tokenize the prompt followed by each suffix, and then start the requests. Long prompts are tokenized on a
-        thread, from a copy. Raises PromptTooLong if the prompt has more characters than can fit into the context."""
+        """Tokenize the prompt followed by each text in `suffixes`, and then start the requests. Long prompts are
+        tokenized on a thread, from a copy. Raises PromptTooLong if the prompt has more characters than can fit into the
+        context."""
         generator, suffixes = self._generator, self.suffixes
         assert isinstance(self.prompt, PromptText)
         generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
@@ -318,7 +319,7 @@ class EngineAttempt(Attempt):
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         """A hook for subclasses: long work to do after the prompt is encoded. Called on any thread. Raises BanyanError.
 
-        encoded: for each of the attempt's suffixes, the token runs of the prompt followed by the suffix."""
+        encoded: for each text in `suffixes`, the token runs of the prompt followed by this text."""
 
     def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
@@ -336,8 +337,8 @@ class EngineAttempt(Attempt):
             self._program.crashed(e)
 
     def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        """Start the requests. encoded: for each of the attempt's suffixes, the token runs of the prompt followed by the
-        suffix."""
+        """Start the requests of the attempt. encoded: for each text in `suffixes`, the token runs of the prompt
+        followed by this text."""
         raise NotImplementedError
 
     def _check_room(self, n_bytes: int) -> None:

@@ -58,12 +58,12 @@ class Form(NamedTuple):
     def read(
         self, shown: str, spelled: str, n_before: int = 0, names: Sequence[str] = (), is_separated: bool = False
     ) -> tuple[WireToolCall, ...]:
-        """Returns the tool calls of an assistant turn, in order. A call after a mark that cannot be parsed has an
-        `error`.
+        """Returns the tool calls of an assistant turn, in order. If the text after a call mark is no valid call, the
+        returned call has an `error`.
 
-        shown: the text of the turn. spelled: the same text with its control tokens. n_before: how many calls the
-        conversation had before this turn; the ids of the calls are numbered from there. names: the names of the tools.
-        is_separated: whether the reasoning was already removed from the text."""
+        shown: the text of the turn. spelled: the same text with its control tokens written out. n_before: how many
+        calls the conversation had before this turn; the ids of the calls are numbered from there. names: the names of
+        the tools. is_separated: whether the reasoning was already removed from the text."""
         text = self._answer(shown, spelled, is_separated)
         found = self._marked(text) if self.mark else self._bare(text, names)
         if len(found) > N_CALLS:
@@ -73,13 +73,15 @@ class Form(NamedTuple):
         return tuple(replace(call, id=f"{n_before + k:09d}") for k, call in enumerate(found))
 
     def text_before(self, shown: str, spelled: str, is_separated: bool = False) -> str:
-        """The text of a turn before its first call. The arguments are as for `read`."""
+        """The text of a turn before its first call. shown, spelled: the text without and with its control tokens.
+        is_separated: whether the reasoning was already removed from it."""
         before = self._answer(shown, spelled, is_separated).partition(self.mark)[0] if self.mark else ""
         return before if before.strip() else ""
 
     def _answer(self, shown: str, spelled: str, is_separated: bool) -> str:
         """Returns the text of a turn after its reasoning; only this part can have calls. An end mark of reasoning that
-        stands inside the JSON of a call is ignored. The arguments are as for `read`."""
+        stands inside the JSON of a call is ignored. shown, spelled: the text without and with its control tokens.
+        is_separated: whether the reasoning was already removed from it."""
         text = spelled if self.is_hidden else shown
         start = at = 0
         while not is_separated and (end := text.find(_END, at)) >= 0:
@@ -336,7 +338,7 @@ def _is_plain(template: ChatTemplate, written: str) -> bool:
 
 
 def example(form: Form) -> str:
-    """Returns an example for people of a tool call in this format: of the tool f with x = 1."""
+    """Returns a tool call in this format, as an example for people: a call of the tool f with x = 1."""
     if form.name is None:
         return f'{form.mark}f{form.split}{{"x": 1}}{form.close.strip()}'
     call = f'{{"{form.name}": "f", "{form.arguments}": {{"x": 1}}}}'
