@@ -26,8 +26,8 @@ class GraphBatch:
 
     def __init__(self, like: Ragged, n_rows: int, n_pages: int, spare: range, window_spare: range = range(0)) -> None:
         """like: a batch of decodes that the model has already computed eagerly, so that `like.plans` holds the plans of
-        all layers. spare: slots of KV for unused rows. window_spare: such slots for windowed layers, if these have
-        pages of their own."""
+        all layers. n_pages: the most pages of one row. spare: KV slots to which unused rows write. window_spare: the
+        same for windowed layers, if these have pages of their own."""
         device = like.slots.device
         self._windowed = None if like.windowed is None else GraphBatch(like.windowed, n_rows, n_pages, window_spare)
         self._spare = torch.tensor(spare, dtype=torch.int64, device=device).repeat(-(-n_rows // len(spare)))[:n_rows]
@@ -69,9 +69,9 @@ class GraphBatch:
 class _PlanTables:
     """Space on the device for the four tables of a plan. They are parts of one tensor, so one copy transfers them all.
 
-    A plan fits if it has at most twice the items and twice the partial results of the plan `like`. A plan of up to
-    n_rows decodes that share no pages always fits. Such a plan has small items only: those of the decodes, and those
-    that read first keys if the layers have them (`PlanKey.first`).
+    A plan fits if it has at most twice the items and twice the partial results of `like`, the constructor's argument. A
+    plan of up to n_rows decodes that share no pages always fits. Such a plan has small items only: those of the
+    decodes, and those that read first keys if the layers have them (`PlanKey.first`).
 
     A captured launch has one program per entry of a table. The program of an unused entry does nothing. If `like` has
     no large items, there is no space for any, and their kernel is not launched.

@@ -33,8 +33,8 @@ multiplied with the first keys (`AttentionOptions.first_q`)."""
 
 
 class _Layer(ctypes.Structure):
-    """The ctypes form of struct `Layer` in layers.h, the weights and pools of one layer. The next two classes are those
-    of `AttentionPlan` and `Pass`."""
+    """The ctypes form of the C++ struct `Layer` in layers.h: the weights of one layer, its K and V pools, and the index
+    of its attention plan."""
 
     _fields_ = (
         *((name, _P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),

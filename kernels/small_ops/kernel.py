@@ -141,7 +141,8 @@ def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
 
 @triton.jit
 def _copy_pages(p_pools, p_copies, s_pool, s_page, s_slot, BLOCK: tl.constexpr):
-    """Each program copies one part of a page in one pool."""
+    """Copies the first slots of pages to other pages of the same pool. Each Triton program copies BLOCK elements, for
+    one row of p_copies and one pool. p_copies: int32 [n, 3]: source page, destination page, number of slots."""
     p_copy = p_copies + tl.program_id(0).to(tl.int64) * 3
     p_pool = p_pools + tl.program_id(2).to(tl.int64) * s_pool
     source, destination, n_slots = tl.load(p_copy), tl.load(p_copy + 1), tl.load(p_copy + 2)
@@ -152,8 +153,8 @@ def _copy_pages(p_pools, p_copies, s_pool, s_page, s_slot, BLOCK: tl.constexpr):
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
-    """Copies the first slots of pages to other pages, in each pool; see `reference.copy_pages`. `copies` must be on the
-    pools' device."""
+    """Copies the first slots of pages to other pages, in each pool. `copies` must be on the pools' device; for its
+    layout see `reference.copy_pages`."""
     if not len(copies):
         return
     assert copies.is_contiguous(), "the list of copies must be contiguous"
@@ -166,8 +167,9 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
 
 @triton.jit
 def _copy_slots(p_pools, p_sources, p_destinations, s_pool, s_slot, n_steps, BLOCK: tl.constexpr):
-    """Each program copies one part of every slot of a path, in one pool. A thread handles the same numbers in all these
-    slots, so no step must wait until another thread has read a slot."""
+    """Copies slots to other slots of the same pool, in the order of a path. Each Triton program copies BLOCK elements
+    of every slot of one path, in one pool. A thread handles the same elements in all these slots, so no step must wait
+    until another thread has read a slot."""
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o < s_slot
     p_pool = p_pools + tl.program_id(2).to(tl.int64) * s_pool + o
@@ -180,8 +182,8 @@ def _copy_slots(p_pools, p_sources, p_destinations, s_pool, s_slot, n_steps, BLO
 
 
 def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
-    """Copies slots to other slots, in each pool; see `reference.copy_slots`. `sources` and `destinations` must be on
-    the pools' device."""
+    """Copies slots to other slots, in each pool. `sources` and `destinations` must be on the pools' device; for their
+    layout see `reference.copy_slots`."""
     assert sources.shape == destinations.shape, "sources and destinations differ in shape"
     assert sources.dtype == destinations.dtype == torch.int64, "slots are int64"
     assert sources.is_contiguous(), "the list of sources must be contiguous"
