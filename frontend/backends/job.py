@@ -153,8 +153,8 @@ class LocalReader:
         has_tokens: bool,
         then: Callable[[GenOutcome | BanyanError], None],
     ) -> None:
-        """Call `then` with the text of the prompt from piece `start` on, as an outcome with one sample. Ignores
-        has_tokens, because the tokens of a LocalPrompt are unknown."""
+        """Call `then` with the text of the prompt from piece `start` on, as an outcome with one sample. It never has
+        token ids, even if has_tokens asks for them: a LocalPrompt does not know its tokens."""
         assert isinstance(prompt, LocalPrompt)
         then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
@@ -195,7 +195,8 @@ class Job(Attempt):
             self.fail(e)
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Call `stop`, from any thread, when nobody wants the answer any more; if the job is over, call `stop` now."""
+        """Register `stop`: it is called, on any thread, when nobody wants the answer any more. If the job is already
+        over, `stop` is called now."""
         self._on_stop = stop
         if self.is_over:
             stop()
@@ -252,7 +253,7 @@ class Job(Attempt):
 
 
 class JobOwner(Protocol):
-    """What a Job needs of its program."""
+    """The program of a Job, as far as the Job uses it."""
 
     name: str
 

@@ -102,7 +102,7 @@ class Mock:
         return {"model": "mock", "n_calls": len(self.calls), "n_submits": len(self.submits)}
 
     def start(self, job: Job) -> None:
-        """Answer a gen or select; called by programs."""
+        """Answer a gen or select, after the latency. Called by programs."""
         for what in features(job):
             if what in self.refuses:
                 raise Unsupported(f"{what}: this Mock was made to refuse it (refuses=)")
@@ -141,7 +141,7 @@ class Mock:
 
     def answer(self, prompt: str, name: str) -> Answer:
         """Returns the script's next answer to the gen or select `name` with this prompt. LookupError: the script has no
-        answer, or no more answers."""
+        entry for it, or its list of answers is used up."""
         script: Any = self._script
         key = None
         if isinstance(script, Mapping):

@@ -173,9 +173,9 @@ class RuntimeEndpoint(ServerBackend):
     """A connection to a running server. base_url: the path of its socket (also as ipc://path), tcp://HOST:PORT, or the
     URL of its HTTP process (`banyan serve --http`).
 
-    token, server_key: see `connect`. api_key: for a URL, in place of token. If the server at the URL is not Banyan's,
-    the result is an `OpenAI` backend with that server's first model, and a warning lists the features that will not
-    work there.
+    token, server_key: see `connect`. api_key: the API key, for a URL only; it replaces `token`. If the server at the
+    URL is not Banyan's, the result is an `OpenAI` backend with that server's first model, and a warning lists the
+    features that will not work there.
     """
 
     def __new__(
@@ -189,11 +189,13 @@ class RuntimeEndpoint(ServerBackend):
         token: str | None = None,
         server_key: str | None = None,
     ) -> Any:
-        """Connect to the server at `base_url`. Returns a RuntimeEndpoint, or an OpenAI backend if the URL leads to a
-        server that is not Banyan's.
+        """Connect to a server. base_url: the path of its socket, tcp://HOST:PORT or an HTTP URL. Returns a
+        RuntimeEndpoint, or an OpenAI backend if the server at the URL is not Banyan's.
 
-        ConnectFailed: no answer within `timeout` seconds. Unsupported: verify or chat_template_name is given, or
-        api_key although `base_url` is no URL.
+        token: the client's access token. api_key: the API key, for a URL only, where it replaces `token`. server_key:
+        for tcp:// only, the server's public key or a file that contains it. ConnectFailed: no answer within `timeout`
+        seconds, or the server refuses. Unsupported: verify or chat_template_name is given (only SGLang has them), or
+        api_key without a URL.
         """
         where = str(base_url).removeprefix("ipc://")
         is_url = where.startswith(SCHEMES)

@@ -199,9 +199,10 @@ def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
 
 
 def _format(path: Path, flag: str) -> tuple[_Read, _Write | None]:
-    """Returns (a function that reads rows from `path`, a function that writes rows to a path), chosen by the suffix of
-    `path`. For .jsonl the second is None, because the checkpoint file is already the result. flag: the flag that names
-    `path`, for errors. ConfigError: the suffix is unknown, or with "--in", the file cannot be read."""
+    """Choose the file format by the suffix of `path`. Returns (a function that reads the rows of `path`, a function
+    that writes rows to a path). For .jsonl the second is None, because the batch itself appends the results to the
+    --out file. flag: "--in" or "--out", which named `path`. ConfigError: the suffix is unknown, pyarrow is missing, or
+    with "--in", the file cannot be read."""
     if flag == "--in":
         if not path.is_file():
             raise ConfigError(f"--in: there is no file {path}")

@@ -14,8 +14,8 @@ def meta_of_sample(
 ) -> dict[str, Any]:
     """The meta info of the k-th sample of a gen. Its keys depend only on the three flags, not on how the gen ended.
 
-    has_logprobs: include the log-probabilities, empty lists where there are none. with_text: include the text of each
-    token. has_rounds: include the token counts of each turn or attempt.
+    has_logprobs: include the log-probabilities, empty lists where there are none. with_text: also give the text of each
+    token in them. has_rounds: include the token counts of each turn or attempt.
     """
     sample = value.samples[k]
     n_tokens = sample.n_tokens if len(value.samples) > 1 else max(sample.n_tokens, value.usage.generated)
@@ -40,7 +40,8 @@ def meta_of_sample(
 
 def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob] | None, with_text: bool) -> dict[str, Any]:
     """The meta info of a gen while it streams. logprobs: the log-probabilities of all tokens so far, or None if the gen
-    does not return them. Prompt counts are None until they are known."""
+    does not return them. with_text: also give the text of each of these tokens. Prompt counts are None until they are
+    known."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,

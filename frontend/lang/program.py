@@ -100,7 +100,7 @@ class Program(Typed[Args, R_co]):
     def bind(self, *, opts: Options | None = None, **arguments: Any) -> Any:
         """The same program with values for some of its parameters, and with options for its runs.
 
-        `run` or another `bind` can override them.
+        `run` or another `bind` can override each of them.
         """
         for name in arguments:
             if name in RUN_OPTIONS and name not in self._parameters and not self._takes_any:
@@ -504,7 +504,8 @@ class _Items(NamedTuple):
 
 
 def _options(given: Mapping[str, Any], opts: Options | None, defaults: Options | None) -> Options:
-    """The options of a run: those in `given`, else those of `opts`, else those of `defaults`."""
+    """Merge the options of a run. Each option comes from `given`, else from `opts`, else from `defaults`. None in
+    `given`, and Options' own default in the others, count as absent. TypeError: `opts` is not an Options."""
     if not given and opts is None:
         return defaults or _NO_OPTIONS
     if not isinstance(opts, Options | None):

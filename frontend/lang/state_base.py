@@ -285,13 +285,13 @@ class StateBase:
         )
 
     def _adapter(self, name: str | None) -> str:
-        """The adapter (LoRA) of a gen or select; "" for none. name: its own option `adapter`; None: the run's option
-        applies."""
+        """The name of the adapter (LoRA) for a gen or select; "": none. name: the value of its own option `adapter`;
+        None: the run's option applies."""
         return (self._record.options.adapter if name is None else name) or ""
 
     def _template_kwargs(self, own: Any) -> str:
-        """The variables for the chat template, as JSON text; "" for none. own: the option `chat_template_kwargs` of the
-        gen or select; None: the run's option applies."""
+        """The variables for the chat template, as JSON text; "" for none. own: the value of the option
+        `chat_template_kwargs` of the gen or select; None: the run's option applies."""
         kwargs: Any = self._record.options.chat_template_kwargs if own is None else own  # never a dict; see GenOptions
         return kwargs or ""
 

@@ -43,8 +43,9 @@ class TreeNode(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The state of the node. "in use", "pinned", "expected": the node must stay. "host": its pages are in host
-        memory only. "": it may be evicted, or it is a root."""
+        """The first of these that applies to the node: "in use" (by running requests), "pinned" (by a program's hint),
+        "expected" (a program is expected to need it again), "host" (its pages are in host memory only). "": none
+        applies, or the node is a root."""
         if self.is_root:
             return ""
         states = ((self.n_locks, "in use"), (self.is_pinned, "pinned"), (self.is_expected, "expected"))
@@ -59,7 +60,7 @@ class TreeNode(NamedTuple):
 
     @property
     def evicted_after(self) -> str:
-        """How many pages are evicted before this node, as text; "" if the node cannot be evicted now."""
+        """How many pages are evicted before this node, as text; "" if it cannot be evicted now or has a `state`."""
         if self.state or self.is_root or self.n_before < 0:
             return ""
         return f"{self.n_before:,} page{'s' * (self.n_before > 1)}" if self.n_before else "next"

@@ -165,7 +165,7 @@ class OpenAI:
         }
 
     def start(self, job: Job) -> None:
-        """Answer a gen or select; called by programs."""
+        """Start to answer a gen or select. Called by programs."""
         refused = self.refuses
         for what in features(job):
             if what in refused:
@@ -411,7 +411,8 @@ class _ApiLoop:
             return cls.current
 
     def run(self, coroutine: Any, on_stop: Callable[[Callable[[], object]], None] | None = None) -> Future[Any]:
-        """Run a coroutine on the loop, without waiting for it. `on_stop` gets the function that cancels it."""
+        """Start a coroutine on the loop. Returns its future at once. on_stop: called now, with a function that cancels
+        the coroutine; the caller can keep this function for later."""
         import asyncio
 
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

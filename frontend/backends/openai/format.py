@@ -84,8 +84,8 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     """Returns the arguments of the API's `create` for a gen, except the model's name. The caller must have checked that
     the API has the `features` of the job.
 
-    extensions: the options beyond OpenAI's that the server has. max_tokens_as: the name of max_tokens in a chat
-    request. Unsupported: the API cannot express a turn or a limit of this gen.
+    extensions: options that the server has and OpenAI lacks, such as "top_k". max_tokens_as: the API's name for
+    max_tokens in a chat request. Unsupported: the API cannot express a turn or a limit of this gen.
     """
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
@@ -144,8 +144,8 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
 
 def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
     """Returns the arguments of the API's `create` that hold the prompt of `job`: "messages" for a chat API, else
-    "prompt". extensions: the options beyond OpenAI's that the server has. Unsupported: the API has no form for a piece
-    of the prompt."""
+    "prompt". extensions: options that the server has and OpenAI lacks; with "prefix", it can continue a turn of the
+    assistant that has begun. Unsupported: the API cannot express a piece of the prompt."""
     if kind == "completion":
         if job.op.chat_template_kwargs:
             refuse("chat_template_kwargs", kind)

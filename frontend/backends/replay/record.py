@@ -167,7 +167,8 @@ class _Question:
 
 
 class _RecordedAttempt(Attempt):
-    """An attempt in the second executor (see _RecordedProgram). The answer of the recorded backend finishes it."""
+    """An attempt in the executor that computes the prompts (see _RecordedProgram). The answer of the recorded backend
+    finishes it."""
 
     prompt: LocalPrompt
 
@@ -180,8 +181,8 @@ class _RecordedAttempt(Attempt):
 
 
 class _RecordedProgram(LocalReader, ProgramObserver):
-    """A program on the recorded backend. The recording needs the prompt of each gen, which the backend does not report.
-    So a second executor in this process runs the same ops, with the backend's answers, and has the prompts."""
+    """A program on the recorded backend, which generates all outputs. The backend does not report the prompts of gens,
+    but the recording needs them. So an executor in this process runs the same ops with the backend's outputs."""
 
     def __init__(self, backend: Backend, name: str, put: Callable[[TapeEntry], None]) -> None:
         self._program, self._chat, self._name, self._put = backend.program(name), backend.welcome.chat, name, put
