@@ -161,8 +161,8 @@ class Guides:
         return run
 
     def ready(self) -> list[Guided]:
-        """Returns the Runs whose guides have become ready since the last call. If a constraint cannot be compiled, its
-        Run has an error in place of the guide."""
+        """Returns the Runs whose guides have become ready since the last call. A Run whose constraint cannot be
+        compiled has an error instead."""
         if self._n_compiling:
             with contextlib.suppress(BlockingIOError):
                 self._n_compiling -= os.eventfd_read(self.wake)

@@ -37,7 +37,7 @@ def probe(gpus: bool = True, n: int = 1, replica: int = 0) -> Hardware:
 
 def n_cores(root: Path = _CGROUPS) -> int:
     """Physical cores that this process may use. Hyperthreads of a core share its vector units, so a second one per core
-    would only slow the first down. root: where the cgroup file system is mounted."""
+    would only slow the first down. root: the mount point of the cgroups."""
     allowed = len(os.sched_getaffinity(0))
     cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     for group in _groups("cpu", root):
@@ -50,8 +50,8 @@ def n_cores(root: Path = _CGROUPS) -> int:
 
 
 def free_memory(root: Path = _CGROUPS) -> int:
-    """Bytes that this process can still allocate: what the machine has free, or what the tightest cgroup limit leaves,
-    if that is less. root: where the cgroup file system is mounted."""
+    """Bytes that this process can still allocate: what the machine has free or, if less, what the tightest cgroup limit
+    leaves. root: the mount point of the cgroups."""
     free: int = psutil.virtual_memory().available
     for group in _groups("memory", root):
         for limit_file, used_file in (
@@ -93,8 +93,8 @@ def _huge_spans(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the directories of this process's cgroups (v1 and v2): its own cgroup, then the cgroups that contain it, up
-    to the top. controller: "cpu" or "memory". root: where the cgroup file system is mounted."""
+    """Yield the directories of this process's cgroups (v1 and v2): its own cgroup, then those that contain it.
+    controller: "cpu" or "memory". root: the mount point of the cgroups."""
     for line in _membership():  # "0::/path" (v2) or "4:memory:/path" (v1)
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

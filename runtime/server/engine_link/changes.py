@@ -136,8 +136,8 @@ class EngineChanges:
     # ---- other weights ---------------------------------------------------------------------------------------------
 
     def _look_at_weights(self, model: str, then: Then) -> None:
-        """Find the model `model` on a thread, and then start to replace the engines' weights by its weights. then:
-        called at the end of the change, with "" or an error."""
+        """Find the model `model` on a thread, and then start to change all engines to its weights. then: called at the
+        end of the change, with "" or an error."""
 
         def start(found: Path | Exception) -> None:
             try:
@@ -152,8 +152,8 @@ class EngineChanges:
         self._offload(partial(self._find_weights, model), start)
 
     def _start_roll(self, directory: Path, then: Then) -> None:
-        """Start to replace the engines' weights by those of the model in `directory`, one engine after the other. then:
-        called at the end of the change, with "" or an error. ConfigError: the change is not possible now."""
+        """Start to change all engines, one after the other, to the weights of the model in `directory`. then: called at
+        the end, with "" or an error. ConfigError: the change is not possible now."""
         before, model = self._replicas.model, str(directory)
 
         def end(error: str) -> None:

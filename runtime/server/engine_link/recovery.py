@@ -78,8 +78,8 @@ class Trials(Generic[S]):
         self._on_trial: S | None = None
 
     def submit(self, request: S) -> None:
-        """Run a new request: now, or after all trials if one is under way. (In a trial, a request that may have crashed
-        an engine runs alone.)"""
+        """Run a new request: now, or after all trials if one is under way. (In a trial, a suspect of a crash runs
+        alone.)"""
         if self._on_trial is None:
             self._run(request)
         else:
