@@ -47,8 +47,8 @@ class _StringSearch:
 
 class TriggerState(NamedTuple):
     """The state of a TriggerGuide. value: the guide of the value (the constrained text after a trigger) that the output
-    is in; None: the output is in free text. tail: the end of the free text, as far as a trigger may begin with it.
-    stage: index of the current string search in `TriggeredConstraint.stages`."""
+    is in; None: the output is in free text. tail: the end of the free text, as far as a searched string may begin with
+    it. stage: index of the current string search in `TriggeredConstraint.stages`."""
 
     value: Guide | None
     tail: bytes = b""
