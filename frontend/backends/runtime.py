@@ -222,7 +222,7 @@ class RuntimeEndpoint(ServerBackend):
         except NotBanyan:
             from banyan.backends.openai.backend import served
 
-            return served(f"{url}/v1", api_key, timeout)
+            return served(f"{url}/v1", api_key or token, timeout)
         return self
 
 

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 import pytest
 
+import banyan as bn
 from banyan.runtime import config
 from banyan.runtime.client import client
 from banyan.runtime.client.http_transport import NotBanyan
@@ -29,6 +30,8 @@ def keys_sent() -> Iterator[tuple[str, list[str]]]:
         def do_POST(self) -> None:
             found.append(self.headers.get("authorization", ""))
             self.send_error(404)
+
+        do_GET = do_POST
 
         def log_message(self, *_: object) -> None:
             pass
@@ -52,6 +55,15 @@ def test_a_url_gets_the_api_key_and_not_the_token_of_a_socket(
     with pytest.raises(NotBanyan):
         client.connect(url)
     assert set(found) == {sent}
+
+
+@pytest.mark.parametrize("name", ["api_key", "token"])
+def test_another_server_gets_the_key_that_was_given(name: str, keys_sent: tuple[str, list[str]]) -> None:
+    url, found = keys_sent
+    with pytest.raises(ConnectFailed):
+        bn.RuntimeEndpoint(url, **{name: "secret"})
+    assert set(found) == {"Bearer secret"}
+    assert len(found) > 1, "only Banyan's own question was asked"
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:port"])
