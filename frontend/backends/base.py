@@ -89,3 +89,8 @@ class ProgramDefaults:
     def generate_ahead(self, n_tokens: int) -> None: ...
 
     def cancel(self) -> None: ...
+
+
+def is_recorder(backend: Backend) -> bool:
+    """Whether the backend only records a program, so that no model runs."""
+    return getattr(backend, "is_recorder", False)  # an attribute: recorders need much that the others must not import

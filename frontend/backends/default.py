@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from banyan.backends.base import Backend
+from banyan.backends.base import Backend, is_recorder
 from banyan.execution.source_line import warn
 from banyan.runtime.errors import BadProgram, ConfigError
 
@@ -94,13 +94,9 @@ def _named(backend: Backend) -> Backend:
     """Returns `backend`, which the caller gave to a run or a `using` block. While `bn.compile` records a body, returns
     the recorder of `bn.compile` instead, so that no model runs. BadProgram: `backend` is not a backend."""
     current = CURRENT.get()
-    if current is not None and _is_recorder(current) and not _is_recorder(backend):
+    if current is not None and is_recorder(current) and not is_recorder(backend):
         return current
     return _checked(backend)
-
-
-def _is_recorder(backend: Backend) -> bool:
-    return getattr(backend, "is_recorder", False)  # an attribute: this layer must not import recorders
 
 
 def _checked(backend: Backend) -> Backend:

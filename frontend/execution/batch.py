@@ -136,7 +136,7 @@ class BatchRun:
         if self._process != os.getpid():
             return
         for run in list(self._running.values()):
-            run.record.program.cancel()
+            run.record.cancel()
 
     # ---- worker threads ----------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class BatchRun:
         if self._bar is not None:
             self._bar.begin(run.record)
         if self._is_stopped:
-            run.record.program.cancel()
+            run.record.cancel()
         with suppress(BaseException):  # the record keeps it, and `state.error()` returns it
             run.play()
 

@@ -12,12 +12,15 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from itertools import count
 from typing import Any
+from weakref import WeakSet
 
-from banyan.backends.base import Backend, OpenProgram, ProgramDefaults
+from banyan.backends.base import Backend, OpenProgram, ProgramDefaults, is_recorder
 from banyan.execution import run_limits
 from banyan.execution.clock import FLUSH_AFTER, Alarm, flusher
 from banyan.execution.events import Events
@@ -30,6 +33,9 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
 _logger = logging.getLogger("banyan")
+
+CALLER: ContextVar[weakref.ref[ProgramRecord] | None] = ContextVar("banyan_caller", default=None)
+"""The program whose body, or tool, runs here. The runs that it starts are stopped with it and spend its budgets."""
 
 
 class StateHandle:
@@ -94,8 +100,15 @@ class ProgramRecord:
         self.counters: list[Callable[[ValueFuture[wire.Value]], None]] = []
         """Functions to call with the future of each gen and select when it is done. Token budgets and a batch's
         progress bar add them."""
+        self._called: WeakSet[ProgramRecord] | None = None  # the runs that this one started; most start none
+        reference = None if is_recorder(backend) else CALLER.get()
+        caller = None if reference is None else reference()
+        self.budgets: Sequence[run_limits.TokenBudget] = () if caller is None else caller.budgets
+        """The token budgets on which this run draws: its own, its batch's, and those of the runs that called it."""
         self._alarm: Alarm | None = None
         self._alarm = run_limits.begin(self, options, batch)
+        if caller is not None:
+            caller._add_called(self)
 
     @property
     def error(self) -> BaseException | None:
@@ -213,8 +226,32 @@ class ProgramRecord:
             if self.failure is not None:
                 return
             self.failure = error
+            called = list(self._called or ())
         self.program.cancel()
         self._call_stop_callbacks()
+        for record in called:
+            record._stop_with_caller(error)
+
+    def cancel(self) -> None:
+        """Cancel the program on the server, and stop the runs that it has called. Unlike `stop`, this sets no error for
+        the body, which ends where it next reads a value."""
+        with self._lock:
+            called = list(self._called or ())
+        self.program.cancel()
+        for record in called:
+            record._stop_with_caller(Cancelled(f"program {self.name}, which called this one, was cancelled"))
+
+    def _add_called(self, record: ProgramRecord) -> None:
+        with self._lock:
+            self._called = WeakSet() if self._called is None else self._called
+            self._called.add(record)
+            failure = self.failure
+        if failure is not None:
+            record.stop(failure)
+
+    def _stop_with_caller(self, error: Exception) -> None:
+        if not self.is_settled:  # otherwise its values stay readable
+            self.stop(error)
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the program is stopped, on the thread that stops it; now if it is stopped already."""
@@ -246,7 +283,7 @@ class ProgramRecord:
             feed.close(self.ended.error)
         self._close_at_end.clear()
         if error is not None:
-            self.program.cancel()
+            self.cancel()
 
     def spent(self) -> wire.TokenUsage:
         """The tokens of all finished gens, summed."""

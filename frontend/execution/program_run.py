@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from types import CoroutineType
@@ -9,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from banyan.backends.base import Backend
 from banyan.backends.default import CURRENT
-from banyan.execution.program_record import ProgramRecord
+from banyan.execution.program_record import CALLER, ProgramRecord
 from banyan.execution.run_limits import BatchLimits
 from banyan.execution.thread_pool import body_threads
 from banyan.lang.async_state import AsyncState
@@ -30,13 +31,14 @@ MAX_CALLS = 8
 class _Playing:
     """A `with` block in which the body of a program runs. If the body raises, the program is stopped on the server."""
 
-    __slots__ = ("_record", "_token")
+    __slots__ = ("_caller", "_record", "_token")
 
     def __init__(self, record: ProgramRecord) -> None:
         self._record = record
 
     def __enter__(self) -> None:
         self._token = CURRENT.set(self._record.backend)
+        self._caller = CALLER.set(weakref.ref(self._record))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         try:
@@ -48,6 +50,7 @@ class _Playing:
         else:
             self._record.end(error)
         finally:
+            CALLER.reset(self._caller)
             CURRENT.reset(self._token)
 
 
@@ -141,7 +144,7 @@ async def finished(run: ProgramRun[Any]) -> AsyncState:
     except BaseException as e:
         if not record.ended.is_closed:  # the task was cancelled while the body runs on its thread
             record.end(e)
-        record.program.cancel()
+        record.cancel()
         record.error_flag.is_seen = True
         with_state(e, state)
         raise

@@ -7,10 +7,10 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from banyan.backends.base import OpenProgram
 from banyan.execution.clock import Alarm, clock
@@ -18,6 +18,7 @@ from banyan.lang.sampling import Options
 from banyan.runtime.errors import BadProgram, BudgetExceeded, DeadlineExceeded
 from banyan.runtime.future import ValueFuture, when_all_done
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_BUDGETS
 
 GRACE = 0.5
 """Seconds that the client waits after a timeout before it stops the run. In this time the server (for a gen) or the
@@ -26,14 +27,16 @@ body (for a batch) can report the timeout itself, with the gen and its line."""
 _MIN_DEADLINE = 1e-6
 """Seconds. Sent for a deadline that has passed, because 0 means that there is no deadline."""
 
-_batch_numbers = count()
+_budget_numbers = count()
 
 
 class LimitedRecord(Protocol):
-    """The part of a ProgramRecord that limits use: its program, its token counters, and a way to stop it."""
+    """The part of a ProgramRecord that limits use: its program, its token counters and budgets, and a way to stop
+    it."""
 
     program: OpenProgram
     counters: list[Callable[[ValueFuture[wire.Value]], None]]
+    budgets: Sequence[TokenBudget]
 
     @property
     def is_settled(self) -> bool: ...
@@ -41,12 +44,14 @@ class LimitedRecord(Protocol):
 
 
 class TokenBudget:
-    """Counts the output tokens of a run, or of all runs of a batch. The tokens of a gen are counted when the gen is
-    done. Once they exceed the budget, all runs that were added and still run are stopped with BudgetExceeded."""
+    """Counts the output tokens of a run, or of all runs of a batch, and of the runs that they call. The tokens of a gen
+    are counted when the gen is done. Once they exceed the budget, all runs that were added and still run are stopped
+    with BudgetExceeded.
 
-    def __init__(self, scope: str, budget: int) -> None:
-        """scope: "run" or "batch", for the error message."""
-        self._scope, self._budget, self._spent = scope, budget, 0
+    limit: the budget for a server, which counts each token and stops the runs in the same way, but earlier."""
+
+    def __init__(self, scope: Literal["run", "batch"], budget: int) -> None:
+        self.limit, self._spent = wire.TokenLimit(budget, next(_budget_numbers), scope), 0
         self._lock = threading.Lock()
         self._records: weakref.WeakSet[LimitedRecord] = weakref.WeakSet()
 
@@ -65,10 +70,10 @@ class TokenBudget:
     def _check(self, last: LimitedRecord | None) -> None:
         """If the budget is exceeded, stop all runs whose body still runs or whose values are not all known. last: the
         run that was just added or has just spent tokens; this run is stopped in any case."""
-        if self._spent > self._budget:
+        if self._spent > self.limit.tokens:
             for record in list(self._records):
                 if record is last or not record.is_settled:
-                    record.stop(BudgetExceeded.of(self._scope, self._budget))
+                    record.stop(BudgetExceeded.of(self.limit.of, self.limit.tokens))
 
 
 class BatchLimits:
@@ -77,8 +82,7 @@ class BatchLimits:
     done; only the order of waiting gens depends on it. None: no such limit."""
 
     def __init__(self, timeout: float | None, budget: int | None, deadline: float | None = None) -> None:
-        self.number = next(_batch_numbers)
-        self.timeout, self.budget = timeout, budget
+        self.timeout = timeout
         now = time.monotonic()
         self.end = now + (timeout or 0.0)
         self.due = None if deadline is None else now + deadline
@@ -86,10 +90,15 @@ class BatchLimits:
 
 
 def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> Alarm | None:
-    """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout; None: no timeout."""
-    own = options.timeout, options.budget, options.priority, options.deadline, options.durable or None
-    shared = () if batch is None else (batch.timeout, batch.budget, batch.due)
-    if all(limit is None for limit in own + shared):
+    """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout; None: no timeout.
+    record.budgets: the budgets of the run that calls this one; those of this run are added."""
+    own = [TokenBudget("run", options.budget)] if options.budget is not None else []
+    if batch is not None and batch.token_budget is not None:
+        own.append(batch.token_budget)
+    record.budgets = (*record.budgets, *own)
+    limits = [options.timeout, options.priority, options.deadline, options.durable or None]
+    limits += [] if batch is None else [batch.timeout, batch.due]
+    if not record.budgets and all(limit is None for limit in limits):
         return None
     now = time.monotonic()
     ends = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
@@ -104,9 +113,7 @@ def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = N
             timeout=timeout,
             left=max(0.0, end - now),
             timeout_of="batch" if scope == "batch" else "run",
-            budget=options.budget or 0,
-            batch=-1 if batch is None else batch.number,
-            batch_budget=0 if batch is None else batch.budget or 0,
+            budgets=tuple(budget.limit for budget in record.budgets[-MAX_BUDGETS:]),
             priority=options.priority or 0,
             deadline=max(_MIN_DEADLINE, min(due) - now) if due else 0.0,
             durable=_durable_name(options.durable, in_batch=batch is not None),
@@ -119,10 +126,8 @@ def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = N
             record.stop(error)
         else:
             alarm = clock().call(end, partial(_stop, weakref.ref(record), error))
-    if options.budget is not None:
-        TokenBudget("run", options.budget).add_record(record)
-    if batch is not None and batch.token_budget is not None:
-        batch.token_budget.add_record(record)
+    for budget in record.budgets:
+        budget.add_record(record)
     return alarm
 
 

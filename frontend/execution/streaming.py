@@ -44,7 +44,7 @@ class Stream:
         self.state: Any = read_only_view(run.state)
         """The program's state, to be read while it runs: a State, or the AsyncState of an `async def`."""
         run.record.has_reader = True
-        weakref.finalize(self, run.record.program.cancel).atexit = False
+        weakref.finalize(self, run.record.cancel).atexit = False
 
     def __repr__(self) -> str:
         return f"<Stream of program {self._record.name}>"

@@ -128,7 +128,7 @@ class Program(Typed[Args, R_co]):
         if items.options.stream:
             view = read_only_view(run.state)
             # When nobody can read the state any more, stop the program: the body ends at its next read.
-            weakref.finalize(view, run.record.program.cancel).atexit = False
+            weakref.finalize(view, run.record.cancel).atexit = False
             start_on_thread(run)
             return view
         try:

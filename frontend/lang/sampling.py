@@ -88,10 +88,10 @@ class GenOptions(
     that it does not read."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds after which an unfinished value raises DeadlineExceeded. For a gen: counted from the time when all values
-    before it are done. For a run: counted from its start, for its body and all its gens."""
+    before it are done. For a run: counted from its start, for its body, its gens and the programs that it calls."""
     budget: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
     """Tokens that may be generated, summed over all samples; the next token raises BudgetExceeded. For a run:
-    summed over all its gens."""
+    summed over all its gens, and those of the programs that it calls."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """-100 to 100. Of two waiting gens, also of different programs, the one with the higher priority runs first."""
     deadline: Annotated[float, Meta(gt=0.0)] | None = None

@@ -29,6 +29,7 @@ from msgspec import Meta
 
 from banyan.runtime.protocol.limits import (
     MAX_BIASES,
+    MAX_BUDGETS,
     MAX_COUNT,
     MAX_IDS,
     MAX_ITEMS,
@@ -49,7 +50,7 @@ from banyan.runtime.protocol.limits import (
     MAX_TOOLS,
 )
 
-VERSION = 2
+VERSION = 3
 """Protocol version. The handshake refuses a peer with a different one."""
 
 # Types with a range or a length, which decoders check; see limits.py.
@@ -404,25 +405,31 @@ class Hello(Wire, frozen=True):
     tenant: Name = ""
 
 
+class TokenLimit(Wire, frozen=True):
+    """A budget of output tokens. number: all programs of one client with the same number share the budget; -1: no other
+    program shares it. of: whether the budget belongs to a run or to a batch."""
+
+    tokens: Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+    number: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
+    of: Literal["run", "batch"] = "run"
+
+
 class ProgramLimits(Wire, frozen=True):
     """Limits and priority of a program. When a limit is reached, everything unfinished fails with an error that names
     the limit.
 
     timeout: seconds, as the user gave it (0: none). left: the seconds of the timeout that are left when the message is
-    sent. timeout_of: whether the timeout belongs to a run or to a batch. budget: tokens for all gens together (0: no
-    limit). batch, batch_budget: programs of one client with the same `batch` (-1: none) share a token budget. priority:
-    waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from now (0:
-    none); missing it is not an error. durable: a name under which the program continues after the server was killed and
-    started again; a tenant's later program of the same name takes over. "": not durable. salt: the program shares KV
-    only with programs of its tenant that have the same salt.
+    sent. timeout_of: whether the timeout belongs to a run or to a batch. budgets: the tokens of all gens count against
+    each of them. priority: waiting programs with a higher one go first. deadline: orders programs of equal priority, in
+    seconds from now (0: none); missing it is not an error. durable: a name under which the program continues after the
+    server was killed and started again; a tenant's later program of the same name takes over. "": not durable. salt:
+    the program shares KV only with programs of its tenant that have the same salt.
     """
 
     timeout: float = 0.0
     left: float = 0.0
     timeout_of: Literal["run", "batch"] = "run"
-    budget: Number = 0
-    batch: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
-    batch_budget: Number = 0
+    budgets: Annotated[tuple[TokenLimit, ...], Meta(max_length=MAX_BUDGETS)] = ()
     priority: Int32 = 0
     deadline: float = 0.0
     durable: Name = ""

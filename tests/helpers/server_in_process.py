@@ -368,7 +368,7 @@ class ServerInProcess:
 BOUNDED = {
     "_ended": 1000 * overview.MAX_PROGRAMS,
     "_adapters": adapters.MAX_ADAPTERS,
-    "_batches": run_limits.MAX_BATCHES,
+    "_shared": run_limits.MAX_SHARED,
     "_cache": token_cache.MAX_BYTES // token_cache.ENTRY,
     "_longest": 100,  # kinds of work
     "_heap": 300,  # timers that are cancelled

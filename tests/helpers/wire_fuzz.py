@@ -67,9 +67,11 @@ VALID: dict[str, Sequence[Any]] = {
     "Gen.tools": (None,),  # only in a turn of the assistant
     "Hello.version": (wire.VERSION,),
     "Hello.token": ("",),
-    "ProgramLimits.batch": (-1, 0, 1),
-    "ProgramLimits.batch_budget": (0, 10_000),
-    "ProgramLimits.budget": (0, 500),
+    "ProgramLimits.budgets": (
+        (),
+        (wire.TokenLimit(500),),
+        (wire.TokenLimit(10_000, 0, "batch"), wire.TokenLimit(500, 1)),
+    ),
     "ProgramLimits.durable": ("", "", "", "d"),
     "ProgramLimits.left": (9.0,),
     "ProgramLimits.timeout": (0.0, 10.0),

@@ -38,7 +38,7 @@ SAMPLING = Sampling(max_tokens=3, min_tokens=1, top_k=5, logit_bias={7: 1.0}, st
 SCORED = Sampling(max_tokens=3, temperature=0.0, logprobs=True, top_logprobs=2, logprob_start=0)
 CONSTRAINED = Sampling(max_tokens=3, constraint=wire.ConstraintSpec("regex", "[a-f]+"))
 SPEC = '{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}'
-LIMITS = wire.ProgramLimits(budget=1000, batch=1, batch_budget=1000, priority=1)
+LIMITS = wire.ProgramLimits(budgets=(wire.TokenLimit(1000, 1, "batch"),), priority=1)
 TEMPLATE_OPS = (
     Append(0, (wire.Raw("a"), Arg(0))),
     Gen(0, 0, SAMPLING),

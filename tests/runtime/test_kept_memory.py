@@ -119,22 +119,22 @@ def test_estimates_of_a_namespace_are_its_own() -> None:
 
 
 def test_budgets_of_batches(kept: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_limits, "MAX_BATCHES", 16)
+    monkeypatch.setattr(run_limits, "MAX_SHARED", 16)
     limiter = run_limits.Limiter(run_limits.Timers(), end=lambda *_: None, stop=lambda *_: None)
 
     def run_batch(client: bytes, batch: int) -> None:
         program: Any = FakeProgram(client, batch)
-        limiter.begin(program, wire.ProgramLimits(batch=batch, batch_budget=5))
+        limiter.begin(program, wire.ProgramLimits(budgets=(wire.TokenLimit(5, batch, "batch"),)))
         limiter.forget(program)
 
     run_batch(b"other", 1)
     for batch in range(4000):
         run_batch(b"me", batch)
     assert kept() < 256 * KIB
-    assert set(limiter._batches) == {b"me", b"other"}, "a client does not push out another's budgets"
+    assert set(limiter._shared) == {b"me", b"other"}, "a client does not push out another's budgets"
     limiter.forget_client(b"me")
     limiter.forget_client(b"other")
-    assert not limiter._batches
+    assert not limiter._shared
 
 
 def test_commands_before_an_engine_is_ready(kept: Callable[[], int], tmp_path: Path) -> None:

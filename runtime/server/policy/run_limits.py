@@ -17,12 +17,12 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.requests import check_priority, check_seconds
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
-MAX_BATCHES = 1024
-"""Most batches of one client whose budgets are remembered. A batch that is forgotten counts from 0 again."""
+MAX_SHARED = 1024
+"""Most shared budgets of one client that are remembered. For later programs, a forgotten budget counts from 0 again."""
 
 
 ENDED = 16
-"""How many programs of a batch are ended in one step when the batch's budget is spent."""
+"""How many programs that share a budget are ended in one step when the budget is spent."""
 
 
 class Timer:
@@ -119,7 +119,7 @@ class Limiter:
     ) -> None:
         self._timers, self._end, self._stop = timers, end, stop
         self._programs: dict[int, tuple[RunningProgram, list[_Budget]]] = {}  # serial of a program -> its budgets
-        self._batches: dict[Client, OrderedDict[int, _Budget]] = {}
+        self._shared: dict[Client, OrderedDict[int, _Budget]] = {}  # by the number of the budget
         self._timeouts: dict[int, Timer] = {}  # by serial
         # (serial of the program, state) -> budget and timeout of its gen or select
         self._gens: dict[tuple[int, int], tuple[_Budget | None, Timer | None]] = {}
@@ -132,9 +132,7 @@ class Limiter:
         if limits.timeout:
             error = DeadlineExceeded.of(limits.timeout_of, limits.timeout)
             self._timeouts[program.serial] = self._timers.call(limits.left, partial(self._time_out, program, error))
-        budgets = [_Budget("run", limits.budget)] if limits.budget else []
-        if limits.batch >= 0 and limits.batch_budget:
-            budgets.append(self._batch(program.client, limits.batch, limits.batch_budget))
+        budgets = [self._budget(program.client, limit) for limit in limits.budgets]
         if budgets:
             self._programs[program.serial] = program, budgets
         for budget in budgets:
@@ -146,12 +144,15 @@ class Limiter:
         if not program.is_settled:  # otherwise only the user's code is running, and the client enforces the timeout
             self._end(program, error)
 
-    def _batch(self, client: Client, number: int, limit: int) -> _Budget:
-        batches = self._batches.setdefault(client, OrderedDict())
-        budget = batches.setdefault(number, _Budget("batch", limit))
-        batches.move_to_end(number)
-        if len(batches) > MAX_BATCHES:
-            batches.popitem(last=False)
+    def _budget(self, client: Client, limit: wire.TokenLimit) -> _Budget:
+        budget = _Budget(limit.of, limit.tokens)
+        if limit.number < 0:
+            return budget
+        shared = self._shared.setdefault(client, OrderedDict())
+        budget = shared.setdefault(limit.number, budget)
+        shared.move_to_end(limit.number)
+        if len(shared) > MAX_SHARED:
+            shared.popitem(last=False)
         return budget
 
     def watch(self, program: RunningProgram, state: RunningState, op: wire.Gen | wire.Select) -> None:
@@ -205,4 +206,4 @@ class Limiter:
 
     def forget_client(self, client: Client) -> None:
         """Forget a client that is gone and whose programs have ended."""
-        self._batches.pop(client, None)
+        self._shared.pop(client, None)

@@ -14,6 +14,7 @@ import banyan as bn
 from banyan.execution import run_limits
 from banyan.execution.clock import Clock
 from banyan.runtime.protocol import wire
+from waits import wait_until
 
 
 @bn.function
@@ -257,3 +258,106 @@ def test_error_after_a_timeout_names_the_unfinished_gen() -> None:
     state += bn.gen("b")
     with pytest.raises(bn.DeadlineExceeded, match=r"gen 'a'"):
         state["b"]
+
+
+# ---- programs that a program calls -----------------------------------------------------------------------------------
+
+
+@bn.function
+def inner(s: bn.State) -> None:
+    s += "inner" + bn.gen("x")
+
+
+def test_the_timeout_of_a_run_ends_the_runs_that_it_calls() -> None:
+    called: list[bn.State] = []
+
+    @bn.function
+    def middle(s: bn.State) -> None:
+        called.append(inner())
+        s["x"] = called[0]["x"]
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        s["x"] = middle()["x"]
+
+    with pytest.raises(bn.DeadlineExceeded, match=r"the run's timeout of 0\.1 s ran out") as raised:
+        outer.run(backend=bn.Mock("never", latency=3600), timeout=0.1)
+    assert (raised.value.program, raised.value.gen) == ("inner", "x")
+    assert isinstance(called[0].error(), bn.DeadlineExceeded)
+
+
+@pytest.mark.parametrize("how", ["cancel", "leave", "drop", "raise"])
+def test_a_run_that_is_stopped_ends_the_runs_that_it_calls(how: str) -> None:
+    called: list[bn.State] = []
+    backend = bn.Mock("never", latency=3600)
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        called.append(inner())
+        if how == "raise":
+            raise ZeroDivisionError
+        called[0]["x"]
+
+    if how == "raise":
+        with pytest.raises(ZeroDivisionError):
+            outer.run(backend=backend)
+    elif how == "drop":
+        state = outer.run(backend=backend, stream=True)
+        wait_until(lambda: called, "the inner run")
+        del state
+        gc.collect()
+    else:
+        with bn.stream(outer, backend=backend) as run:
+            wait_until(lambda: called, "the inner run")
+            if how == "cancel":
+                run.cancel()
+    with pytest.raises(bn.Cancelled):
+        called[0]["x"]
+
+
+def test_the_runs_that_a_run_calls_spend_its_budget() -> None:
+    backend = bn.Mock(tokens(4))
+
+    @bn.function
+    def outer(s: bn.State, n: int) -> None:
+        s["x"] = [inner()["x"] for _ in range(n)]
+
+    assert outer.run(3, backend=backend, budget=12)["x"] == ["xxxx"] * 3
+    with pytest.raises(bn.BudgetExceeded, match="the run's budget of 12 tokens ran out"):
+        outer.run(4, backend=backend, budget=12)
+    states = outer.run_batch([(2,)] * 3, backend=backend, budget=16, num_threads=1, on_error="return")
+    assert [type(state.error()) for state in states] == [type(None), type(None), bn.BudgetExceeded]
+
+
+def test_a_finished_run_stays_readable_when_its_caller_is_stopped() -> None:
+    called: list[bn.State] = []
+    backend = bn.Mock({"x": "done", "slow": "never"})
+    slow = bn.Mock("never", latency=3600)
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        called.append(inner(backend=backend))
+        called[0].sync()
+        inner(backend=slow)["x"]
+
+    with pytest.raises(bn.DeadlineExceeded):
+        outer.run(backend=slow, timeout=0.1)
+    assert called[0]["x"] == "done"
+    assert called[0].error() is None
+
+
+def test_a_run_that_a_tool_starts_ends_with_the_program() -> None:
+    called: list[bn.State] = []
+
+    def ask() -> str:
+        """Ask."""
+        called.append(inner(backend=bn.Mock("never", latency=3600)))
+        return str(called[0]["x"])
+
+    @bn.function
+    def agent(s: bn.State) -> None:
+        s += bn.user("go") + bn.assistant(bn.gen("a", tools=[ask]))
+
+    with pytest.raises(bn.DeadlineExceeded):
+        agent.run(backend=bn.Mock({"a": [{"ask": {}}]}), timeout=0.2)["a"]
+    assert isinstance(called[0].error(), bn.DeadlineExceeded)

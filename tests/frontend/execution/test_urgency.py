@@ -44,7 +44,7 @@ def test_run_priority_and_deadline_are_sent_with_the_program() -> None:
     single_gen.run(backend=mock, opts=bn.Options(deadline=60))
     with_priority, with_deadline = mock.limits
     assert (with_priority.priority, with_priority.deadline) == (-4, 0.0)
-    assert (with_priority.timeout, with_priority.budget) == (0.0, 0)
+    assert (with_priority.timeout, with_priority.budgets) == (0.0, ())
     assert with_deadline.priority == 0
     assert 59 < with_deadline.deadline <= 60
     assert not with_deadline.timeout, "a late program is not ended"

@@ -86,13 +86,13 @@ def test_tags_and_version_are_fixed() -> None:
         "imagerows", "join", "kvformat", "listen", "mark", "notice", "otherwork", "ping", "pixelarray", "pong",
         "programended", "programlimits", "pull", "pulled", "raw", "read", "ready", "reasoning", "ref",
         "release", "results", "run", "sample", "sampling", "scores", "select", "setvocabulary", "startengine",
-        "step", "submit", "submit", "times", "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs",
-        "treeevent", "treeevents", "undefine", "use", "value", "wantimages", "welcome", "wiretoolcall",
+        "step", "submit", "submit", "times", "tokenlimit", "tokenlogprob", "tokens", "tokenusage", "tools",
+        "toplogprobs", "treeevent", "treeevents", "undefine", "use", "value", "wantimages", "welcome", "wiretoolcall",
     ]  # fmt: skip
-    assert wire.VERSION == 2
+    assert wire.VERSION == 3
 
 
-# The first fields of version 2's messages, in order. New fields are appended with a default.
+# The first fields of version 3's messages, in order. New fields are appended with a default.
 FIRST_FIELDS = {
     "Submit": ("program", "seq", "ops", "last", "name"),
     "Gen": ("state", "ref", "sampling", "stream", "name", "line"),

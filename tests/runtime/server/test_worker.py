@@ -87,7 +87,7 @@ def peer(shared_socket: Path) -> Iterator[Callable[..., Peer]]:
         (b"\xff" * 100, "bad_message", "not a message of the protocol"),
         (wire.encode(wire.Submit(0, 0, GEN))[:-3], "bad_message", "not a message of the protocol"),
         (wire.encode(wire.Run(rid=1, ids=b"")), "bad_message", "not a message of the protocol"),
-        (wire.Hello(version=99), "connect_failed", "speaks version 2"),
+        (wire.Hello(version=99), "connect_failed", f"speaks version {wire.VERSION}"),
     ],
 )
 def test_peer_that_violates_the_protocol_is_dropped_alone(

@@ -112,7 +112,7 @@ def test_select_timeout_fails_the_select(bench: Any, greedy: Any) -> None:
 
 def test_run_budget_is_shared_by_its_branches(bench: Any, greedy: Any) -> None:
     b = bench()
-    limits = ProgramLimits(budget=20)
+    limits = ProgramLimits(budgets=(wire.TokenLimit(20),))
     submit(b, limits, Append(0, ("x",)), Gen(0, 0, greedy(max_tokens=10)), Fork(0, (1, 2)), *(
         Gen(child, child, greedy(max_tokens=6)) for child in (1, 2)))  # fmt: skip
     b.run()
@@ -125,7 +125,11 @@ def test_run_budget_is_shared_by_its_branches(bench: Any, greedy: Any) -> None:
 def test_exactly_used_budget_is_not_exceeded(bench: Any, greedy: Any) -> None:
     b = bench()
     submit(
-        b, ProgramLimits(budget=10), Append(0, ("x",)), Gen(0, 0, greedy(max_tokens=5)), Gen(0, 1, greedy(max_tokens=5))
+        b,
+        ProgramLimits(budgets=(wire.TokenLimit(10),)),
+        Append(0, ("x",)),
+        Gen(0, 0, greedy(max_tokens=5)),
+        Gen(0, 1, greedy(max_tokens=5)),
     )
     b.run()
     assert not b.messages(wire.Failed)
@@ -143,25 +147,38 @@ def test_gen_budget_is_shared_by_its_samples(bench: Any, greedy: Any, n: int) ->
     assert b.value(1), "other states continue"
 
 
-def test_batch_budget_is_shared_by_its_programs(bench: Any, greedy: Any) -> None:
+@pytest.mark.parametrize("of", ["batch", "run"])
+def test_a_budget_is_shared_by_the_programs_that_have_its_number(bench: Any, greedy: Any, of: Any) -> None:
     b = bench()
+    shared, other = (ProgramLimits(budgets=(wire.TokenLimit(20, number, of),)) for number in (7, 8))
+    ops = Append(0, ("x",)), Gen(0, 0, greedy(max_tokens=9))
     for i in range(3):
-        submit(
-            b, ProgramLimits(batch=7, batch_budget=20), Append(0, ("x",)), Gen(0, 0, greedy(max_tokens=9)), program=i
-        )
-    submit(b, ProgramLimits(batch=8, batch_budget=20), Append(0, ("x",)), Gen(0, 0, greedy(max_tokens=9)), program=3)
+        submit(b, shared, *ops, program=i)
+    submit(b, other, *ops, program=3)
     b.run()
-    assert {b.failed(None, program=i).message for i in range(3)} == {"the batch's budget of 20 tokens ran out"}
+    assert {b.failed(None, program=i).message for i in range(3)} == {f"the {of}'s budget of 20 tokens ran out"}
     assert b.value(0, program=3)
-    submit(b, ProgramLimits(batch=7, batch_budget=20), Append(0, ("x",)), Gen(0, 0, greedy(max_tokens=9)), program=4)
+    submit(b, shared, *ops, program=4)
     advance(b, 0.0)
-    assert b.failed(None, program=4).code == "budget_exceeded", "the batch's budget is spent"
+    assert b.failed(None, program=4).code == "budget_exceeded", "the budget is spent"
     assert len(b.requests) == 0
+
+
+def test_a_program_spends_all_its_budgets(bench: Any, greedy: Any) -> None:
+    b = bench()
+    batch, run = wire.TokenLimit(12, 1, "batch"), wire.TokenLimit(100, 2, "run")
+    ops = Append(0, ("x",)), Gen(0, 0, greedy(max_tokens=9))
+    submit(b, ProgramLimits(budgets=(batch, run)), *ops)
+    b.run()
+    assert b.value(0).samples[0].n_tokens == 9
+    submit(b, ProgramLimits(budgets=(batch,)), *ops, program=1)
+    b.run()
+    assert b.failed(None, program=1).message == "the batch's budget of 12 tokens ran out"
 
 
 def test_limits_of_ended_programs_are_removed(bench: Any, greedy: Any) -> None:
     b = bench({"a": "b"})
-    limits = ProgramLimits(timeout=9.0, left=9.0, budget=100, batch=1, batch_budget=100)
+    limits = ProgramLimits(timeout=9.0, left=9.0, budgets=(wire.TokenLimit(100), wire.TokenLimit(100, 1, "batch")))
     ops = (Append(0, ("a",)), Gen(0, 0, greedy(), timeout=3.0, budget=50))
     b.send(wire.Submit(0, 0, ops, True, "test", limits))
     submit(b, limits, Append(0, ("long",)), Gen(0, 0, greedy(), timeout=3.0, budget=50), program=1)
@@ -169,4 +186,4 @@ def test_limits_of_ended_programs_are_removed(bench: Any, greedy: Any) -> None:
     b.leave()
     limiter = b.programs._limiter
     assert (limiter._programs, limiter._timeouts, limiter._gens) == ({}, {}, {})
-    assert not limiter._batches
+    assert not limiter._shared

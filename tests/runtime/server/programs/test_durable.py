@@ -269,7 +269,7 @@ def test_templates_and_limits_survive_a_kill(restart: Start, connect: Any, resum
     c = connect(server)
     number = c.define(ProgramTemplate((wire.Append(0, (wire.Arg(0),)), wire.Gen(0, 0, GREEDY))))
     program = c.program("k")
-    program.limit(wire.ProgramLimits(durable="k", timeout=80.0, left=80.0, budget=1000))
+    program.limit(wire.ProgramLimits(durable="k", timeout=80.0, left=80.0, budgets=(wire.TokenLimit(1000),)))
     program.submit([wire.Use(0, number, ("one",))], last=True)
     wait_for_tokens(server, 5)
     kill(server)
