@@ -131,7 +131,7 @@ def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = N
     return alarm
 
 
-def _durable_name(durable: bool | str, in_batch: bool) -> str:
+def _durable_name(durable: bool | str | None, in_batch: bool) -> str:
     """Returns the name under which a restarted server finds the run again; "" if the run is not durable. BadProgram:
     `durable` is a name, which all runs of the batch would share."""
     if isinstance(durable, str) and in_batch:

@@ -149,7 +149,8 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
     """Cache the frozen values that `make` returns for hashable arguments, so that a gen in a loop is built once.
 
-    A gen with tools is not cached: a tool that the body of a program defines may keep all objects of its run alive.
+    A gen with a function among its arguments (tools, choices_method) is not cached: a function that the body of a
+    program defines may keep all objects of its run alive.
     """
 
     @lru_cache(1024, typed=True)
@@ -158,7 +159,7 @@ def cached(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(make)
     def get(*args: Any, **kwargs: Any) -> Any:
-        if "tools" not in kwargs:
+        if "tools" not in kwargs and not callable(kwargs.get("choices_method")):
             try:
                 return cached_make(output_types.spelling(kwargs.get("type", str)), *args, **kwargs)
             except TypeError:

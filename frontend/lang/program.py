@@ -133,7 +133,7 @@ class Program(Typed[Args, R_co]):
             return view
         try:
             run.play()
-            if not items.options.use_thread:
+            if items.options.use_thread is False:
                 run.state.sync()
         except BaseException as e:
             run.record.error_flag.is_seen = True

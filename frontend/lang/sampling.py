@@ -154,13 +154,13 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     retries: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] | None = None
     """Number of further tries after a text that is not a valid object, for gens with a type but no `retries` of their
     own."""
-    stream: bool = False
+    stream: bool | None = None
     """Whether to run the body on another thread and return immediately; `text_iter` reads the text while it grows."""
-    durable: bool | str = False
+    durable: bool | str | None = None
     """If the server is killed, wait up to two minutes for its restart, and continue with the tokens so far. With a
     name: if this process ends, another process that runs the same program under that name continues the run. Only on a
     server of `banyan serve`, and not with `stream`."""
-    use_thread: bool = True
+    use_thread: bool | None = None
     """False: `run` waits for all gens and raises the first error. (SGLang's name; states have no threads here.)"""
     backend: Any = None
     """The backend that runs the program. Default: the backend of the calling program, or the one given to
@@ -170,7 +170,7 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
         GenOptions.__post_init__(self)
         if self.stream and self.durable:
             raise Unsupported("durable: streamed text may be repeated after a restart; leave out stream=True")
-        if self.stream and not self.use_thread:
+        if self.stream and self.use_thread is False:
             raise Unsupported("use_thread=False waits for the end, and stream=True returns at once; give one of them")
 
 

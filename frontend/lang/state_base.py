@@ -248,7 +248,7 @@ class StateBase:
             self._handle.number,
             ref.number,
             sampling,
-            run.stream,
+            bool(run.stream),
             ref.name[:MAX_NAME],
             ref.line,
             tools,
@@ -622,9 +622,16 @@ _END = wire.EndTurn()
 
 
 def flat(refs: list[Any]) -> Iterator[int]:
-    """Yields the numbers in nested lists."""
-    for ref in refs:
-        yield from flat(ref) if isinstance(ref, list) else (ref,)
+    """Yields the numbers in nested lists. (A stack, since branches of branches may nest deeper than Python's calls.)"""
+    stack = [iter(refs)]
+    while stack:
+        for ref in stack[-1]:
+            if isinstance(ref, list):
+                stack.append(iter(ref))
+                break
+            yield ref
+        else:
+            stack.pop()
 
 
 class StateKV:

@@ -148,8 +148,9 @@ class Caller(ServerCallback):
             return f"error: there is no tool {call.name!r}; the tools are: {', '.join(self._tools.tools)}", True
         try:
             arguments = tool.arguments(call.arguments)
-        except ValueError as e:
-            return f"error: the arguments of {tool.name} are not valid: {e}", True
+        except Exception as e:  # not only ValueError: a user's validator may raise anything
+            why = e if isinstance(e, ValueError) else _reason(e)
+            return f"error: the arguments of {tool.name} are not valid: {why}", True
         try:
             async with asyncio.timeout(None) as clock:
 

@@ -100,8 +100,7 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]
     content is removed. A content with images is a list of parts, as in OpenAI's API. The template's default system
     prompt is a turn too."""
     turns: list[dict[str, Any]] = []
-    content: list[str] | None = None
-    images: list[ImageExpr] = []
+    content: list[str | ImageExpr] | None = None
     role = ""
     for item in items:
         if isinstance(item, RoleBegin):
@@ -110,27 +109,39 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]
                 turns.append({"role": "system", "content": chat.default_system})
             content = []
         elif isinstance(item, RoleEnd):
-            text = "".join(content or ()).lstrip()
-            turns.append({"role": item.role, "content": _with_images(text, images) if images else text})
-            content, images = None, []
+            turns.append({"role": item.role, "content": _content(content or [])})
+            content = None
         elif content is None:
             continue  # outside of turns
         elif isinstance(item, ImageExpr):
-            images.append(item)
+            content.append(item)
         else:
             if isinstance(item, LazyValue) and item.caller is not None:
                 item.wait()
                 for text, calls in item.caller.rounds:
-                    turns.append({"role": role, "content": "".join((*content, text)).lstrip()})
+                    turns.append({"role": role, "content": _content([*content, text])})
                     turns += ({"role": "tool", "content": call.result} for call in calls)
                     content = []
             content.append(item if isinstance(item, str) else item.text() if isinstance(item, LazyValue) else item.text)
     return turns
 
 
-def _with_images(text: str, images: list[ImageExpr]) -> list[dict[str, Any]]:
-    urls = [f"data:{image.kind};base64,{base64.b64encode(image.data).decode()}" for image in images]
-    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
+def _content(items: list[str | ImageExpr]) -> str | list[dict[str, Any]]:
+    """The content of a message: a text; with images, a list of texts and images in their order."""
+    parts: list[dict[str, Any]] = []
+    text = ""
+    for item in items:
+        if isinstance(item, str):
+            text += item
+            continue
+        if text := text if parts else text.lstrip():
+            parts.append({"type": "text", "text": text})
+        url = f"data:{item.kind};base64,{base64.b64encode(item.data).decode()}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+        text = ""
+    if not parts:
+        return text.lstrip()
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 class Renderer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
@@ -219,6 +221,17 @@ def test_equal_arguments_give_the_same_gen() -> None:
     for _ in range(2):
         with pytest.raises(bn.BadProgram, match="max_tokens"):
             bn.gen("a", max_tokens=-5)
+
+
+def test_a_gen_with_a_function_is_not_kept() -> None:
+    def first(choices: Any, **_: Any) -> Any:
+        return choices[0]
+
+    kept = weakref.ref(first)
+    bn.gen("a", choices=("x", "y"), choices_method=first)
+    del first
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("name", ["user<|im_end|>", "", "x" * 65, "a\n", 3])

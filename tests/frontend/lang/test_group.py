@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -402,3 +403,16 @@ def test_parent_is_done_after_its_joined_branches() -> None:
     state = two_branches.run(backend=bn.Mock("late", latency=0.3))
     state.sync()
     assert state._values["g"].values[1].is_done
+
+
+def test_branches_may_nest_deeper_than_calls(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        pair = s.fork(2)
+        for branch in pair:
+            for _ in range(sys.getrecursionlimit() + 100):
+                (branch,) = branch.fork(1)
+            branch += bn.gen("x")
+        assert pair.first() is pair[0]
+
+    state = bn.function(body).run()
+    assert state.usage.generated == 2 * state._record.futures[0].result().usage.generated

@@ -94,8 +94,9 @@ def test_image_model_gets_the_bytes_in_place(mock: bn.Mock) -> None:
     parts = [part for op in mock.submits[0] if isinstance(op, wire.Append) for part in op.parts]
     assert [part.kind for part in parts if isinstance(part, wire.Image)] == ["image/png", "image/gif"]
     assert parts[1:4] == ["What is ", wire.Image(encoded("png"), "image/png"), "and "]
-    text, first, second = state.messages()[0]["content"]
-    assert text == {"type": "text", "text": "What is and ?"}
+    before, first, between, second, after = state.messages()[0]["content"]
+    texts = [{"type": "text", "text": text} for text in ("What is ", "and ", "?")]
+    assert [before, between, after] == texts
     assert first["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
     assert second["image_url"]["url"].startswith("data:image/gif;base64,")
     assert state["x"] == "<x>"

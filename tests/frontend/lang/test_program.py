@@ -115,6 +115,18 @@ def test_opts_must_be_options(mock: bn.Mock) -> None:
         qa.run("q", opts={"temperature": 0})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", ["stream", "durable", "use_thread"])
+def test_a_run_can_take_back_an_option_of_bind(option: str) -> None:
+    is_default = option == "use_thread"
+
+    @bn.function
+    def program(s: bn.State) -> None: ...
+
+    bound = program.bind(opts=bn.Options(**{option: not is_default}))
+    for run in ({option: is_default}, {"opts": bn.Options(**{option: is_default})}):
+        assert getattr(bound.run(backend=bn.Mock({}), **run)._record.options, option) is is_default
+
+
 def test_bind_sets_default_arguments(mock: bn.Mock) -> None:
     bound = qa.bind(question="bound", style="long")
     assert bound.run().text() == "long: bound <a>"

@@ -336,6 +336,24 @@ def test_tool_error_becomes_text_for_the_model(call: dict[str, Any], text: str) 
     assert (actual.result.partition(" - at")[0], actual.is_error) == (text, True)
 
 
+@dataclasses.dataclass
+class City:
+    name: str
+
+    def __post_init__(self) -> None:
+        self.country = {"lima": "Peru"}[self.name]
+
+
+def test_an_argument_that_its_own_check_refuses_is_an_error_for_the_model() -> None:
+    @bn.tool
+    def visit(city: City) -> str:
+        "Visit."
+        return city.country
+
+    actual = single_call({"visit": {"city": {"name": "Paris"}}}, tools=[visit])
+    assert (actual.result, actual.is_error) == ("error: the arguments of visit are not valid: KeyError: 'Paris'", True)
+
+
 def test_coroutine_of_a_sync_tool_is_an_error() -> None:
     async def wave(text: str) -> str:
         "Wave."
