@@ -42,7 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         ),
         *("Token", "VarDone", "ForkStart"),
     ),
-    "States": ("State", "AsyncState", "Group", "Branches", "AsyncBranches", "StateKV", "Graph", "Usage"),
+    "States": ("State", "AsyncState", "Group", "Branches", "AsyncBranches", "BatchRecord", "StateKV", "Graph", "Usage"),
     "Expressions": (
         *("gen", "gen_int", "gen_string", "select", "raw", "image", "video", "separate_reasoning", "role"),
         *("system", "user", "assistant", "system_begin", "system_end", "user_begin", "user_end"),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from banyan.backends.runtime import Runtime as Runtime
     from banyan.backends.runtime import RuntimeEndpoint as RuntimeEndpoint
     from banyan.backends.runtime import connect as connect
+    from banyan.execution.batch_file import BatchRecord as BatchRecord
     from banyan.execution.events import Events as Events
     from banyan.execution.events import ForkStart as ForkStart
     from banyan.execution.events import Token as Token

@@ -211,7 +211,8 @@ class ReplayMismatch(ProgramError, code="replay_mismatch"): ...
 
 class BatchError(ProgramError, code="batch_error"):
     """Some items of a batch failed. Only the user's process raises this, after all items have ended. errors: index of
-    an item -> its error. results: the states of all items in order, also of those that failed."""
+    an item -> its error. results: the states of all items in order, also of those that failed; of a batch with a
+    checkpoint, their records."""
 
     def __init__(
         self, message: str, *, errors: dict[int, BaseException] | None = None, results: Sequence[Any] = (), **where: str

@@ -27,6 +27,7 @@ NAMES = [
     "BadProgram",
     "BanyanError",
     "BatchError",
+    "BatchRecord",
     "Branches",
     "BudgetExceeded",
     "Cancelled",

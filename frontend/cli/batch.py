@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from banyan.cli.parser import suggestion
-from banyan.execution.batch_file import BatchFile, BatchRecord
+from banyan.execution.batch_file import BatchFile
 from banyan.lang.program import Program
 from banyan.runtime.errors import BatchError, ConfigError
 
@@ -75,7 +75,7 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
                 raise ConfigError(f"--out {out}: {e}; the results are in {checkpoint}") from e
             finally:
                 part.unlink(missing_ok=True)
-        print(f"{len(records)} rows in {out}", file=sys.stderr)
+        print(f"{records.n_done} of {len(items)} rows have results in {out}", file=sys.stderr)
         return status
 
     return run
@@ -182,16 +182,12 @@ def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
     """Yields each row with columns added for its results: the variables of its run, and "ret_value" if the program
     returned something. A row whose run failed gets no columns. If the row already has a column NAME, the result NAME
     is called `result_NAME`."""
-    done: Iterator[BatchRecord | None] = iter(records)
-    record = next(done, None)
-    for i, row in enumerate(rows):
-        if record is not None and record.index == i:
-            found = record.values | ({} if record.ret_value is None else {"ret_value": record.ret_value})
-            for name, value in found.items():
-                while name in row:  # not once: the row may have a column of that name too
-                    name = f"result_{name}"
-                row[name] = value
-            record = next(done, None)
+    for row, record in zip(rows, records, strict=True):
+        found = record.values | ({} if record.ret_value is None else {"ret_value": record.ret_value})
+        for name, value in found.items():
+            while name in row:  # not once: the row may have a column of that name too
+                name = f"result_{name}"
+            row[name] = value
         yield row
 
 

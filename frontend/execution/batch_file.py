@@ -19,7 +19,7 @@ from hashlib import blake2b
 from itertools import count, islice
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, overload
 
 import msgspec
 
@@ -28,7 +28,15 @@ from banyan.execution.program_run import with_state
 from banyan.lang.json_types import plain
 from banyan.lang.lazy_value import JoinedValues, LazyValue, read_object
 from banyan.lang.state import State
-from banyan.runtime.errors import BadProgram, BanyanError, BatchError, ConfigError, RuntimeLost
+from banyan.runtime.errors import (
+    BadProgram,
+    BanyanError,
+    BatchError,
+    ConfigError,
+    ProgramError,
+    RuntimeLost,
+    UnknownVariable,
+)
 
 if TYPE_CHECKING:
     from banyan.execution.progress import Bar
@@ -37,25 +45,56 @@ CHUNK = 4096
 """Items in memory at a time. At the end of a chunk, for about the duration of one run, fewer programs run at once than
 the concurrency allows."""
 MAX_ERRORS = 100
-"""Most errors that a BatchError holds; the others are only counted."""
+"""Most errors that are kept, because an error holds the run that failed. Further items share one error."""
 
 
 class BatchRecord(msgspec.Struct):
-    """The results of a finished item of a batch, as a JSON line of the checkpoint file. values: variable -> value.
-    ret_value: what the body returned.
+    """The results of an item of a batch with a checkpoint. Each finished item has a record, a JSON line of the file.
 
     A pydantic model is written as an object. Any other value that JSON does not have is written as its text, except nan
     and inf: an item whose results contain them fails.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]
-    item: Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]  # a digest of the program and the item's arguments
+    """The index of the item in the batch."""
+    item: Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]
+    """A digest of the program and the item's arguments."""
     values: dict[str, Any]
+    """The variables: name -> value."""
     ret_value: Any = None
+    """What the body returned."""
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a variable. UnknownVariable (a KeyError): there is no such variable. If the item failed, raises
+        its error."""
+        if name not in self.values:
+            have = ", ".join(map(repr, self.values)) or "none"
+            raise UnknownVariable(f"there is no variable {name!r}; the variables are: {have}")
+        return self.values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def error(self) -> BaseException | None:
+        """The error of the item. None: the item has finished."""
+        return None
+
+
+class _FailedRecord(BatchRecord):
+    """What stands in the place of an item that failed, and so has no line in the file."""
+
+    failure: Any = None
+
+    def __getitem__(self, name: str) -> Any:
+        raise self.failure
+
+    def error(self) -> BaseException | None:
+        return self.failure  # type: ignore[no-any-return]
 
 
 class BatchFile(Sequence[BatchRecord]):
-    """The records of finished items: a sequence by item index, read from the file one record at a time.
+    """The records of all items of a batch: a sequence by item index, read from the file one record at a time. For a
+    failed item, which has no record in the file, it has one without values.
 
     program: everything on which the results depend besides the items, such as the program's name and its bound
     arguments. ConfigError: the file cannot be opened, is not a checkpoint, or another process has it open.
@@ -76,7 +115,15 @@ class BatchFile(Sequence[BatchRecord]):
         self._digests = array("I")
         self._end = 0
         self._read()
-        self._n_done = sum(map(bool, self._digests))
+        self.n_done = sum(map(bool, self._digests))
+        """The number of items that have finished."""
+        self.n_items = 0
+        """The number of all items, once they have run."""
+        self.errors: dict[int, BaseException] = {}
+        """Index of a failed item -> its error."""
+
+    def __repr__(self) -> str:
+        return f"<BatchFile {self.path}: {self.n_done} items finished, {len(self.errors)} failed>"
 
     def _read(self) -> None:
         """Note which items have a record, and cut an incomplete line off the end."""
@@ -150,7 +197,7 @@ class BatchFile(Sequence[BatchRecord]):
             self._file.truncate(self._end)
             raise OSError(e.errno, e.strerror, str(self.path)) from e
         self._end = end
-        self._n_done += 1
+        self.n_done += 1
 
     def close(self) -> None:
         """Close the file for writing. Its records can still be read."""
@@ -160,7 +207,7 @@ class BatchFile(Sequence[BatchRecord]):
     @cached_property
     def _places(self) -> array[int]:
         """For each item, the position of its record in the file, in bytes, plus 1; 0: the item has no record."""
-        places, end = array("I" if self._end < 1 << 32 else "Q"), 1
+        places, end = array("I" if self._end < 1 << 32 else "Q", [0]) * self.n_items, 1
         with open(self.path, "rb") as lines:
             for line in lines:
                 _put(places, _DECODER.decode(line).index, end)
@@ -168,31 +215,39 @@ class BatchFile(Sequence[BatchRecord]):
         return places
 
     def __len__(self) -> int:
-        return self._n_done
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> BatchRecord: ...
     @overload
     def __getitem__(self, index: slice) -> list[BatchRecord]: ...
     def __getitem__(self, index: int | slice) -> BatchRecord | list[BatchRecord]:
-        """The record of an item. IndexError: it has none, because it failed."""
+        """The record of an item. IndexError: there is no such item."""
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self._places)))]
-        if not 0 <= index < len(self._places) or not self._places[index]:
-            raise IndexError(f"item {index} has no record in {self.path}")
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there is no item {index}; the batch has {len(self)} items")
         with open(self.path, "rb") as lines:
-            lines.seek(self._places[index] - 1)
-            return _DECODER.decode(lines.readline())
+            return self._record(index % len(self), lines)
 
     def __iter__(self) -> Iterator[BatchRecord]:
         """The records in the order of their items."""
         with open(self.path, "rb") as lines:
-            for place in filter(None, self._places):
-                lines.seek(place - 1)
-                yield _DECODER.decode(lines.readline())
+            for index in range(len(self)):
+                yield self._record(index, lines)
+
+    def _record(self, index: int, lines: BinaryIO) -> BatchRecord:
+        if not (place := self._places[index]):
+            error = self.errors.get(index) or ProgramError(f"item {index} has no record in {self.path}")
+            return _FailedRecord(index, 0, {}, failure=error)
+        lines.seek(place - 1)
+        return _DECODER.decode(lines.readline())
 
 
 _START = b'{"index":'
+_NOT_KEPT = ProgramError(
+    f"the item failed; a batch with a checkpoint keeps the errors of {MAX_ERRORS} items only: run it again for others"
+)
 _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 _DECODER = msgspec.json.Decoder(BatchRecord)
 
@@ -272,11 +327,10 @@ def run_to_file(
     title: the title of the progress bar; None: no bar. BatchError: items failed; RuntimeLost: the server is gone. If
     `items` raises, its error is raised once the items before it have been run.
     """
-    n_failed, errors = 0, dict[int, BaseException]()
     total = len(items) if isinstance(items, Sized) else None
     with closing(file), nullcontext() if title is None else bar(title, total) as shown:
         if shown is not None:
-            shown.skip(len(file))
+            shown.skip(file.n_done)
         if total is not None:
             file.check_number(total)
         numbers, broken = count(), list[Exception]()
@@ -297,14 +351,16 @@ def run_to_file(
                         error = e
                 if isinstance(error, RuntimeLost):
                     raise with_state(error, state)
-                n_failed += 1
-                if len(errors) < MAX_ERRORS:
-                    errors[state.index] = error
+                file.errors[state.index] = error if len(file.errors) < MAX_ERRORS else _NOT_KEPT
         if broken:
             raise broken[0]
-        file.check_number(next(numbers))
-    if errors and on_error == "raise":
-        i, first = next(iter(errors.items()))
-        message = f"{n_failed} items failed; run the batch again to repeat them. The first is item {i}: {first}"
-        raise BatchError(message, errors=errors, results=file) from first
+        file.n_items = next(numbers)
+        file.check_number(file.n_items)
+    if file.errors and on_error == "raise":
+        i, first = next(iter(file.errors.items()))
+        message = (
+            f"{len(file.errors)} of {file.n_items} items failed; run the batch again to repeat only these. "
+            f"The first is item {i}: {first}"
+        )
+        raise BatchError(message, errors=file.errors, results=file) from first
     return file

@@ -244,7 +244,9 @@ class Program(Typed[Args, R_co]):
         have no line. Items with an output that is not valid for its type have none either, unless the body caught the
         BadOutput. A file that belongs to another program (by name), other bound arguments or other items is refused.
         Lines are in the order in which items finish. Items can be any iterable, which is read 4,096 at a time. If it
-        raises, the items before the error run first. The result is the file's records, in the order of the items.
+        raises, the items before the error run first. The result is a sequence of BatchRecords, one for each item, in
+        order. A record is read from the file when it is needed; that of a failed item has only an error. The first 100
+        errors are kept; the items that fail after them share one error.
         """
         self._refuse_to_block("run_batch")
         if num_threads != "auto" and (not isinstance(num_threads, int) or num_threads < 1):

@@ -72,14 +72,50 @@ def test_failed_items_have_no_record_and_run_again(mock: bn.Mock, tmp_path: Path
         return s.index
 
     path = tmp_path / "out.jsonl"
-    with pytest.raises(bn.BatchError, match=r"3 items failed; run the batch again.*item \d+: .*odd") as e:
+    with pytest.raises(bn.BatchError, match=r"3 of 10 items failed; run the batch again.*item \d+: .*odd") as e:
         program.run_batch(rows(10), checkpoint=path)
     assert set(e.value.errors) == {1, 5, 9}
-    with pytest.raises(IndexError, match="item 5 has no record"):
-        e.value.results[5]
-    assert [r.index for r in program.run_batch(rows(10), checkpoint=path, on_error="return")] == [0, 2, 3, 4, 6, 7, 8]
+    assert [r["a"] for i, r in enumerate(e.value.results) if i not in e.value.errors] == 7 * ["<a>"]
+    assert len(path.read_bytes().splitlines()) == 7
+    records = program.run_batch(rows(10), checkpoint=path, on_error="return")
+    assert repr(records) == f"<BatchFile {path}: 7 items finished, 3 failed>"
+    for x, record in zip(range(10), records, strict=True):
+        assert (record.index, "a" in record) == (x, x % 4 != 1)
+        if x % 4 == 1:
+            assert (str(record.error()), record.values, record.ret_value) == ("odd", {}, None)
+            with pytest.raises(ValueError, match="odd"):
+                record["a"]
+        else:
+            assert (record.error(), record["a"], record.ret_value) == (None, "<a>", x)
+    assert [r.index for r in (records[-1], records[-10], *records[-2:], *reversed(records))] == [
+        *(9, 0, 8, 9),
+        *range(9, -1, -1),
+    ]
+    for i in (10, -11):
+        with pytest.raises(IndexError, match=f"there is no item {i}; the batch has 10 items"):
+            records[i]
+    with pytest.raises(KeyError, match="there is no variable 'b'; the variables are: 'a'"):
+        records[0]["b"]
     is_broken = False
     assert [r.ret_value for r in program.run_batch(rows(10), checkpoint=path)] == list(range(10))
+
+
+def test_every_failed_item_has_an_error_but_not_its_own(
+    mock: bn.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error holds its run, so memory would grow with the number of items that fail."""
+    monkeypatch.setattr(batch_file, "MAX_ERRORS", 2)
+
+    @bn.function
+    def program(s: bn.State, x: int) -> None:
+        raise ValueError(f"odd {x}")
+
+    with pytest.raises(bn.BatchError, match=r"5 of 5 items failed.*: odd \d$") as e:
+        program.run_batch(rows(5), checkpoint=tmp_path / "out.jsonl")
+    assert set(e.value.errors) == {*range(5)}
+    errors = [r.error() for r in e.value.results]
+    assert sum(isinstance(error, ValueError) for error in errors) == 2
+    assert len({*map(id, errors)}) == 3
 
 
 def test_item_with_an_invalid_object_has_no_record_and_runs_again(tmp_path: Path) -> None:
@@ -89,10 +125,10 @@ def test_item_with_an_invalid_object_has_no_record_and_runs_again(tmp_path: Path
 
     path = tmp_path / "out.jsonl"
     cut = bn.Mock({re.compile("bad"): '{"x": 1', re.compile(""): '{"x": 1}'})
-    with pytest.raises(bn.BatchError, match="1 items failed") as e:
+    with pytest.raises(bn.BatchError, match="1 of 2 items failed") as e:
         program.run_batch([("good",), ("bad",)], checkpoint=path, backend=cut)
     assert isinstance(e.value.errors[1], bn.BadOutput)
-    assert [r.index for r in e.value.results] == [0]
+    assert [r.error() for r in e.value.results] == [None, e.value.errors[1]]
     records = program.run_batch([("good",), ("bad",)], checkpoint=path, backend=bn.Mock('{"x": 2}'))
     assert [r.values for r in records] == [{"a": '{"x": 1}'}, {"a": '{"x": 2}'}]
 
@@ -125,7 +161,7 @@ def test_number_that_json_does_not_have_fails_its_item(number: str, mock: bn.Moc
     with pytest.raises(bn.BatchError, match=r"item \d contain nan or inf") as e:
         program.run_batch(items, checkpoint=tmp_path / "out.jsonl")
     assert {i: type(error) for i, error in e.value.errors.items()} == {2: bn.BadProgram, 3: bn.BadProgram}
-    assert [r.ret_value for r in e.value.results] == [{"scores": [0.5, 1.0]}, [{"x": 1.0}]]
+    assert [r.ret_value for r in e.value.results] == [{"scores": [0.5, 1.0]}, [{"x": 1.0}], None, None]
 
 
 def test_vote_without_an_invalid_object_has_a_record(tmp_path: Path) -> None:
@@ -265,10 +301,10 @@ def test_items_that_json_does_not_have_are_errors(mock: bn.Mock, tmp_path: Path)
     path, endless = tmp_path / "out.jsonl", list[Any]()
     endless.append(endless)
     items = [{"x": x} for x in (1, "\ud800", endless, 2)]
-    with pytest.raises(bn.BatchError, match=r"2 items failed.*item [12] cannot be told from others") as e:
+    with pytest.raises(bn.BatchError, match=r"2 of 4 items failed.*item [12] cannot be told from others") as e:
         program.run_batch(items, checkpoint=path)
     assert set(e.value.errors) == {1, 2}
-    assert [r.ret_value for r in e.value.results] == [0, 3]
+    assert [r.ret_value for r in e.value.results] == [0, None, None, 3]
 
 
 def test_keys_of_items_need_not_be_text(mock: bn.Mock, tmp_path: Path) -> None:
@@ -321,10 +357,10 @@ def test_values_that_json_does_not_have_are_errors_of_their_item(mock: bn.Mock, 
         return values[i]
 
     path = tmp_path / "out.jsonl"
-    with pytest.raises(bn.BatchError, match="2 items failed") as e:
+    with pytest.raises(bn.BatchError, match="2 of 5 items failed") as e:
         program.run_batch([{"i": i} for i in range(5)], checkpoint=path)
     assert set(e.value.errors) == {1, 2}
-    assert [r.ret_value for r in e.value.results] == [1, 1 << 70, 2]
+    assert [r.ret_value for r in e.value.results] == [1, None, None, 1 << 70, 2]
 
 
 def test_pydantic_objects_are_written_with_their_fields(tmp_path: Path) -> None:
@@ -355,8 +391,9 @@ def test_variable_without_a_value_is_an_error_of_its_item(tmp_path: Path) -> Non
 
     path, backend = tmp_path / "out.jsonl", bn.Mock({"d": answer, "z": "Z"})
     records = program.run_batch(rows(3), checkpoint=path, backend=backend, on_error="return")
-    assert [(r.index, r.values) for r in records] == [(i, {"first": "fine", "z": "Z"}) for i in (0, 2)]
-    with pytest.raises(bn.BatchError, match=r"1 items failed.*no luck"):
+    finished = {"first": "fine", "z": "Z"}
+    assert [r.values for r in records] == [finished, {}, finished]
+    with pytest.raises(bn.BatchError, match=r"1 of 3 items failed.*no luck"):
         program.run_batch(rows(3), checkpoint=path, backend=backend)
 
 
@@ -371,7 +408,7 @@ def test_value_of_a_dropped_branch_does_not_end_the_batch(tmp_path: Path) -> Non
 
     backend = bn.Mock("fine", latency=lambda call: 30.0 if "late" in call.prompt else 0.0)
     records = program.run_batch(rows(3), checkpoint=tmp_path / "out.jsonl", backend=backend, on_error="return")
-    assert [(r.index, r.values) for r in records] == [(i, {"d": ["fine", "fine"]}) for i in (0, 2)]
+    assert [r.values for r in records] == [{"d": ["fine", "fine"]}, {}, {"d": ["fine", "fine"]}]
 
 
 @pytest.mark.parametrize("n_bytes", [700, 731, 760])
