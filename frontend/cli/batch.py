@@ -181,13 +181,13 @@ def _members(kind: Any) -> tuple[Any, ...]:
 def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
     """Yields each row with columns added for its results: the variables of its run, and "ret_value" if the program
     returned something. A row whose run failed gets no columns. If the row already has a column NAME, the result NAME
-    is called `result_NAME`."""
+    is called `result_NAME`. Lists and objects become JSON text: a column of Parquet cannot hold every mix of them."""
     for row, record in zip(rows, records, strict=True):
         found = record.values | ({} if record.ret_value is None else {"ret_value": record.ret_value})
         for name, value in found.items():
             while name in row:  # not once: the row may have a column of that name too
                 name = f"result_{name}"
-            row[name] = value
+            row[name] = _cell(value)
         yield row
 
 

@@ -9,6 +9,7 @@ frees the digests when the batch has passed that item.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 from array import array
@@ -26,7 +27,7 @@ import msgspec
 from banyan.execution.batch import BatchRun, OnError, bar
 from banyan.execution.program_run import with_state
 from banyan.lang.json_types import plain
-from banyan.lang.lazy_value import JoinedValues, LazyValue, read_object
+from banyan.lang.lazy_value import JoinedValues, LazyValue, read
 from banyan.lang.state import State
 from banyan.runtime.errors import (
     BadProgram,
@@ -51,7 +52,8 @@ MAX_ERRORS = 100
 class BatchRecord(msgspec.Struct):
     """The results of an item of a batch with a checkpoint. Each finished item has a record, a JSON line of the file.
 
-    A pydantic model is written as an object. Any other value that JSON does not have is written as its text, except nan
+    The value of a gen with a type is written as JSON: a number, a list, an object. A pydantic model is written as an
+    object. Any other value that JSON does not have is written as its text, except nan
     and inf: an item whose results contain them fails.
     """
 
@@ -182,9 +184,7 @@ class BatchFile(Sequence[BatchRecord]):
             raise BadProgram(
                 f"item {index} cannot be told from others: it contains half of a surrogate pair, or itself"
             )
-        for value in state._values.values():
-            _check_objects(value)
-        values = {name: state[name] for name in state._values}
+        values = {name: _result(value) for name, value in state._values.items()}
         if not _is_finite([values, state.ret_value]):
             raise BadProgram(f"the results of item {index} contain nan or inf, which JSON does not have")
         record = BatchRecord(index, digest, values, state.ret_value)
@@ -303,14 +303,20 @@ def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]
         errors.append(e)
 
 
-def _check_objects(value: Any) -> None:
-    """Check that the text of a variable is a valid object of its gen's type. BadOutput: it is not; for a variable of
-    joined branches: ForkError. An item with an invalid object must get no record, because an item with a record never
-    runs again. Skips a value for which the body has already got the error: the body has dealt with it."""
+def _result(value: Any) -> Any:
+    """What the record of an item holds of a variable. The value of a gen with a type is that of the type; if the type
+    is written as JSON, it is the JSON value. The text instead, if the body has already got the BadOutput for it: the
+    body has dealt with it. BadOutput: the text is not valid for the type; for a variable of joined branches: ForkError.
+    An item with an invalid text must get no record, because an item with a record never runs again."""
     if isinstance(value, JoinedValues):
-        value.each(_check_objects)
-    elif not (isinstance(value, LazyValue) and value.was_refused):
-        read_object(value)
+        return value.each(_result)
+    if not isinstance(value, LazyValue) or value.was_refused:
+        return read(value)
+    found = value.value()
+    if value.output_type is None or not value.output_type.is_json:
+        return found
+    texts = value.read()
+    return json.loads(texts) if isinstance(texts, str) else [*map(json.loads, texts)]
 
 
 def run_to_file(
@@ -334,8 +340,8 @@ def run_to_file(
         if total is not None:
             file.check_number(total)
         numbers, broken = count(), list[Exception]()
-        read = zip(_until_error(items, broken), numbers, strict=False)
-        digested = ((i, item, file.digest(item)) for item, i in read)
+        numbered = zip(_until_error(items, broken), numbers, strict=False)
+        digested = ((i, item, file.digest(item)) for item, i in numbered)
         left = ((i, (item, digest)) for i, item, digest in digested if not file.has(i, digest))
         while chunk := dict(islice(left, CHUNK)):
             arguments = arrange({i: item for i, (item, _) in chunk.items()})

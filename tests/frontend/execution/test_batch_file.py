@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 import re
 import resource
@@ -10,7 +11,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 import pytest
@@ -130,7 +131,49 @@ def test_item_with_an_invalid_object_has_no_record_and_runs_again(tmp_path: Path
     assert isinstance(e.value.errors[1], bn.BadOutput)
     assert [r.error() for r in e.value.results] == [None, e.value.errors[1]]
     records = program.run_batch([("good",), ("bad",)], checkpoint=path, backend=bn.Mock('{"x": 2}'))
-    assert [r.values for r in records] == [{"a": '{"x": 1}'}, {"a": '{"x": 2}'}]
+    assert [r.values for r in records] == [{"a": {"x": 1}}, {"a": {"x": 2}}]
+
+
+def test_values_of_typed_gens_are_written_as_json(tmp_path: Path) -> None:
+    class Aliased(pydantic.BaseModel):
+        full_name: str = pydantic.Field(alias="name")
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("person", type=Aliased) + bn.gen("n", type=int) + bn.gen("sure", type=bool)
+        s += bn.gen("day", type=datetime.date) + bn.gen("kind", type=Literal["a", 7]) + bn.gen("text", regex="[0-9]")
+        s += bn.gen("many", type=list[int], n=2)
+        branches = s.fork(2)
+        branches += bn.gen("d", type=int)
+        branches.join()
+
+    texts = {"person": '{"name": "Ann"}', "n": "4", "sure": "True", "day": "2026-01-02", "kind": "7", "text": "5"}
+    backend = bn.Mock({**texts, "many": ["[1]", "[2]"], "d": "3"})
+    (record,) = program.run_batch([()], checkpoint=tmp_path / "out.jsonl", backend=backend)
+    assert record.values == {
+        "person": {"name": "Ann"},
+        "n": 4,
+        "sure": True,
+        "day": "2026-01-02",
+        "kind": 7,
+        "text": "5",
+        "many": [[1], [2]],
+        "d": [3, 3],
+    }
+
+
+def test_file_with_the_texts_of_typed_gens_is_continued(tmp_path: Path) -> None:
+    """Until 2026-11-28 the values of typed gens were written as their texts."""
+
+    @bn.function
+    def program(s: bn.State, x: int) -> None:
+        s += bn.gen("n", type=int)
+
+    path, backend = tmp_path / "out.jsonl", bn.Mock("4")
+    program.run_batch(rows(1), checkpoint=path, backend=backend)
+    line = path.read_text()
+    path.write_text(line.replace('{"n":4}', '{"n":"4"}'))
+    assert [r["n"] for r in program.run_batch(rows(2), checkpoint=path, backend=backend)] == ["4", 4]
 
 
 def test_body_that_deals_with_an_invalid_object_has_a_record(tmp_path: Path) -> None:
@@ -174,7 +217,7 @@ def test_vote_without_an_invalid_object_has_a_record(tmp_path: Path) -> None:
         return winner
 
     (record,) = program.run_batch([()], checkpoint=tmp_path / "out.jsonl", backend=bn.Mock(["n/a", "2", "2"]))
-    assert (record.values, record.ret_value) == ({"a": ["n/a", "2", "2"]}, 2)
+    assert (record.values, record.ret_value) == ({"a": ["n/a", 2, 2]}, 2)
 
 
 def test_joined_branch_with_an_invalid_object_fails_the_item(tmp_path: Path) -> None:
