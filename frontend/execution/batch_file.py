@@ -15,7 +15,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import closing, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import count, islice
 from math import isfinite
@@ -53,8 +53,8 @@ class BatchRecord(msgspec.Struct):
     """The results of an item of a batch with a checkpoint. Each finished item has a record, a JSON line of the file.
 
     The value of a gen with a type is written as JSON: a number, a list, an object. A pydantic model is written as an
-    object. Any other value that JSON does not have is written as its text, except nan
-    and inf: an item whose results contain them fails.
+    object. Any other value that JSON does not have is written as its text. An item fails whose results contain nan or
+    inf, or an object without a text of its own.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]
@@ -179,15 +179,13 @@ class BatchFile(Sequence[BatchRecord]):
     def write(self, index: int, digest: int, state: State) -> None:
         """Add the record of an item that has finished. OSError: the file cannot grow; then no part of the record is in
         it. BadOutput: a text that the body did not read is not a valid object of its gen's type. BadProgram: the item
-        has no digest, or its results contain nan or inf."""
+        has no digest, or JSON cannot hold its results."""
         if not digest:
             raise BadProgram(
                 f"item {index} cannot be told from others: it contains half of a surrogate pair, or itself"
             )
-        values = {name: _result(value) for name, value in state._values.items()}
-        if not _is_finite([values, state.ret_value]):
-            raise BadProgram(f"the results of item {index} contain nan or inf, which JSON does not have")
-        record = BatchRecord(index, digest, values, state.ret_value)
+        values = {name: _json_value(_result(value), f"the variable {name!r}") for name, value in state._values.items()}
+        record = BatchRecord(index, digest, values, _json_value(state.ret_value, "what the body returned"))
         line = memoryview(msgspec.json.encode(record, enc_hook=plain) + b"\n")
         end = self._end + len(line)
         try:
@@ -281,18 +279,27 @@ def _in_digest(value: Any) -> Any:
     return f"{kind.__qualname__} {_ADDRESS.sub('', str(value))}"
 
 
+def _json_value(value: Any, name: str) -> Any:
+    """Convert a result to the types of JSON, except the keys of dicts. name: what the result is called in errors.
+    BadProgram: it contains an object without a text, or nan or inf, which msgspec would write as null."""
+    try:
+        found = msgspec.to_builtins(value, enc_hook=partial(plain, holder=name))
+    except TypeError as e:
+        raise BadProgram(str(e)) from e
+    if not _is_finite(found):
+        raise BadProgram(f"{name} contains nan or inf, which JSON does not have")
+    return found
+
+
 def _is_finite(value: Any) -> bool:
-    """Whether a value contains no nan and no inf, which msgspec would write as null."""
     match value:
         case float():
             return isfinite(value)
-        case str() | int() | None:
-            return True
         case dict():
             return all(map(_is_finite, value.values()))
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple():
             return all(map(_is_finite, value))
-    return _is_finite(msgspec.to_builtins(value, enc_hook=plain))
+    return True
 
 
 def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]:

@@ -7,6 +7,7 @@ pydantic describes it. Each library ignores the other's bounds. So a type that h
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from types import UnionType
@@ -391,6 +392,19 @@ def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
         seen.add(key)
 
 
-def plain(value: Any) -> Any:
-    """Convert a value that msgspec does not know: a pydantic model to a dict, any other value to its text."""
-    return value.model_dump(mode="json") if hasattr(type(value), "model_dump_json") else str(value)
+_only_address = re.compile("<[^=:,(]* at 0x[0-9a-fA-F]+>+")
+"""Matches the repr of a function, a method or an object without a text. A repr with one of =:,( has content and does
+not match."""
+
+
+def plain(value: Any, holder: str = "the result") -> Any:
+    """Convert a value that msgspec does not know: a pydantic model to a dict, any other value to its text. holder: what
+    holds the value, for the error. TypeError: the text says only the class and the address, as in "<Foo object at
+    0x7f...>"."""
+    if hasattr(type(value), "model_dump_json"):
+        return value.model_dump(mode="json")
+    text = str(value)
+    if _only_address.fullmatch(text):
+        name = type(value).__qualname__
+        raise TypeError(f"{holder} holds an object of class {name}, which has no text; make it a str or a dict")
+    return text

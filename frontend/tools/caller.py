@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import threading
 import time
 import weakref
@@ -291,25 +290,13 @@ _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 
 def _plain(value: Any) -> Any:
     """Convert a value that msgspec cannot encode: a pydantic model to a dict, any other object to its `str`. TypeError:
-    the value is a state, an iterator, or an object whose `str` says only its class and address, as in "<Foo object at
-    0x7f...>"."""
+    the value is a state, an iterator, or an object without a text."""
     kind: Any = type(value)
     if hasattr(kind, "_instead"):  # a state, whose text is the whole prompt, or branches
         raise TypeError(f"the result holds {kind.__name__}; return the text of a variable, such as state['x']")
     if isinstance(value, Iterator | AsyncIterator) and kind.__str__ is object.__str__:
         raise TypeError(f"the result holds an iterator of class {kind.__qualname__}; return a list of its items")
-    found = plain(value)
-    if isinstance(found, str) and _only_address.fullmatch(found):
-        raise TypeError(
-            f"the result holds an object of class {kind.__qualname__}, which has no text; "
-            "return a str, a dict or a dataclass"
-        )
-    return found
-
-
-_only_address = re.compile("<[^=:,(]* at 0x[0-9a-fA-F]+>+")
-"""Matches the repr of a function, a method or an object without a text. A repr with one of =:,( has content and does
-not match."""
+    return plain(value)
 
 
 def _reason(error: BaseException) -> str:

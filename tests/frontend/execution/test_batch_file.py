@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,10 +202,26 @@ def test_number_that_json_does_not_have_fails_its_item(number: str, mock: bn.Moc
         return [Score(x=x)] if is_model else {"scores": (0.5, x)}
 
     items = [(1.0, False), (1.0, True), (float(number), False), (float(number), True)]
-    with pytest.raises(bn.BatchError, match=r"item \d contain nan or inf") as e:
+    with pytest.raises(bn.BatchError, match="what the body returned contains nan or inf") as e:
         program.run_batch(items, checkpoint=tmp_path / "out.jsonl")
     assert {i: type(error) for i, error in e.value.errors.items()} == {2: bn.BadProgram, 3: bn.BadProgram}
     assert [r.ret_value for r in e.value.results] == [{"scores": [0.5, 1.0]}, [{"x": 1.0}], None, None]
+
+
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_object_without_a_text_fails_its_item(is_returned: bool, mock: bn.Mock, tmp_path: Path) -> None:
+    """Its record was "<__main__.Plain object at 0x7f...>"."""
+
+    @bn.function
+    def program(s: bn.State, x: Any) -> Any:
+        s["kept"] = None if is_returned else x
+        return [x] if is_returned else None
+
+    items, name = [(Fraction(1, 2),), (Plain(),)], "what the body returned" if is_returned else "the variable 'kept'"
+    with pytest.raises(bn.BatchError, match=f"item 1: {name} holds an object of class Plain, which has no text") as e:
+        program.run_batch(items, checkpoint=tmp_path / "out.jsonl")
+    record = e.value.results[0]
+    assert (record["kept"], record.ret_value) == ((None, ["1/2"]) if is_returned else ("1/2", None))
 
 
 def test_vote_without_an_invalid_object_has_a_record(tmp_path: Path) -> None:
