@@ -8,6 +8,7 @@ import json
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -54,6 +55,11 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
 
     def run(backend: Any, concurrency: int | None) -> int:
         status = 0
+        with closing(BatchFile(checkpoint)) as file:
+            n_done = file.n_done
+        if n_done:  # an edit of the program does not change them, which nothing else would show
+            note = f"{n_done} of {len(items)} rows are in {checkpoint} already; delete it to compute them again"
+            print(note, file=sys.stderr)
         try:
             records = program.run_batch(
                 items, checkpoint=checkpoint, backend=backend, concurrency=concurrency, progress_bar=True

@@ -121,6 +121,19 @@ def test_failed_rows_are_named_and_have_no_results(
         assert [row["label"] for row in csv.DictReader(lines)] == ["", "fine"]
 
 
+def test_rows_that_are_done_already_are_said(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After an edit of the program, old results looked like new ones."""
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    write(rows, [{"text": "bad"}, {"text": "good"}])
+    said = f"1 of 2 rows are in {out}.jsonl already; delete it to compute them again\n"
+    assert run(program, rows, out) == 1
+    assert said not in capsys.readouterr().err
+    program.write_text(PROGRAM.replace('assert text != "bad"', ""))
+    out.unlink()
+    assert run(program, rows, out) == 0
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("error", [OverflowError, NotImplementedError, RecursionError])
 def test_value_that_cannot_be_written_is_one_line(
     error: type[Exception], program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
