@@ -28,6 +28,7 @@ _Read = Callable[[], Iterator[Row]]
 _Write = Callable[[Path, _Read], None]
 """A function that writes rows. It iterates over them twice, since it must know all columns before it writes the first
 row."""
+_CONTINUE = "run the same command again to continue the batch"
 N_SHOWN = 5
 """How many errors of rows are printed; the others are only counted."""
 N_GROUP = 10_000
@@ -70,7 +71,10 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
                 print(f"row {i}: {error}", file=sys.stderr)
             print(f"banyan: {e.message}", file=sys.stderr)
         except OSError as e:
-            raise ConfigError(f"{e}; run the same command again to continue the batch") from e
+            raise ConfigError(f"{e}; {_CONTINUE}") from e
+        except KeyboardInterrupt:
+            print(f"banyan: interrupted; {_CONTINUE}", file=sys.stderr)
+            raise
         if write is not None:
             part = out.with_name(out.name + ".part")  # so that a file with the name of the output is never incomplete
             try:

@@ -289,6 +289,8 @@ class Program(Typed[Args, R_co]):
         """
         from banyan.execution.async_batch import AsyncBatch  # lazily: it imports asyncio
 
+        if only := [name for name in ("checkpoint", "generator_style", "num_threads") if name in kwargs]:
+            raise TypeError(f"run_batch_async has no option {only[0]!r}; run_batch of a `def` program has it")
         items = self._items(batch_kwargs, opts, kwargs)
         limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
         plan = self._plan_batch(self._state_class, items, progress_bar, on_error, concurrency, limits)
@@ -425,7 +427,7 @@ class Program(Typed[Args, R_co]):
     def _batch_options(self, opts: Options | None, kwargs: Mapping[str, Any]) -> Options:
         if unknown := kwargs.keys() - RUN_OPTIONS:
             name = unknown.pop()
-            raise TypeError(f"run_batch has no option {name!r}{_hint(name, kwargs[name], RUN_OPTIONS)}")
+            raise TypeError(f"a batch has no option {name!r}{_hint(name, kwargs[name], RUN_OPTIONS)}")
         options = _options(kwargs, opts, self._defaults)
         if options.stream:
             raise Unsupported("stream: a batch returns finished states; use generator_style=True, or run(stream=True)")

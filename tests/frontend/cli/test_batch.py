@@ -134,6 +134,20 @@ def test_rows_that_are_done_already_are_said(program: Path, tmp_path: Path, caps
     assert said in capsys.readouterr().err
 
 
+def test_interrupted_command_says_how_it_goes_on(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    write(tmp_path / "rows.csv", [{"text": "x"}])
+    monkeypatch.setattr(bn.Program, "run_batch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(program, tmp_path / "rows.csv", tmp_path / "out.csv")
+    expected = "banyan: interrupted; run the same command again to continue the batch\n"
+    assert capsys.readouterr().err == expected
+
+
 @pytest.mark.parametrize("error", [OverflowError, NotImplementedError, RecursionError])
 def test_value_that_cannot_be_written_is_one_line(
     error: type[Exception], program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

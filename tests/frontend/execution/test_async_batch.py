@@ -183,6 +183,13 @@ def test_stuck_body_does_not_delay_the_timeout(run_loop: Any) -> None:
     release.set()
 
 
+@pytest.mark.parametrize("option", [{"checkpoint": "out.jsonl"}, {"num_threads": 4}])
+def test_options_that_only_run_batch_has_are_named(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(TypeError, match=f"run_batch_async has no option '{name}'; run_batch of a `def` program has it"):
+        plain.run_batch_async([(1,)], backend=bn.Mock("x"), **option)
+
+
 def test_invalid_options_are_refused(run_loop: Any) -> None:
     with pytest.raises(bn.BadProgram, match="min_tokens"):
         run_loop(gather_states(item.run_batch_async([(1,)] * 3, backend=bn.Mock(), min_tokens=9, max_new_tokens=3)))

@@ -137,7 +137,7 @@ def test_bind_sets_default_arguments(mock: bn.Mock) -> None:
     items = [{"question": "i"}]
     assert bound.run_batch(items)[0].text() == "long: i <a>"
     assert items == [{"question": "i"}]
-    with pytest.raises(TypeError, match="run_batch has no option 'runtime'; the backend of a run is given as backend="):
+    with pytest.raises(TypeError, match="a batch has no option 'runtime'; the backend of a run is given as backend="):
         bound.run_batch(items, runtime=bn.Mock("x"))  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="did you mean 'question'"):
         qa.bind(qestion="x")
