@@ -50,7 +50,8 @@ MAX_ERRORS = 100
 
 
 class BatchRecord(msgspec.Struct):
-    """The results of an item of a batch with a checkpoint. Each finished item has a record, a JSON line of the file.
+    """The results of an item of a batch with a checkpoint; `record["x"]` is the value of variable x. The record of a
+    finished item is a JSON line of the file. That of a failed item has only its error, which reading a variable raises.
 
     The value of a gen with a type is written as JSON: a number, a list, an object. A pydantic model is written as an
     object. Any other value that JSON does not have is written as its text. An item fails whose results contain nan or
