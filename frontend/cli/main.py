@@ -424,7 +424,16 @@ def _token(path: str) -> str:
 def _join(options: argparse.Namespace) -> ServerBackend:
     import banyan
 
-    return banyan.connect(options.socket, token=_token(options.token_file), server_key=options.server_key)
+    runtime = banyan.connect(options.socket, token=_token(options.token_file), server_key=options.server_key)
+    _check_is_banyan(runtime, options.socket)
+    return runtime
+
+
+def _check_is_banyan(runtime: ServerBackend, where: str) -> None:
+    """ConfigError: another server than Banyan's answered at the URL `where`, and `connect` returned an OpenAI
+    backend."""
+    if not hasattr(runtime, "client"):
+        raise ConfigError(f"{where} is not a server of Banyan")
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
@@ -597,8 +606,10 @@ def _quantise(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from banyan.cli import check
 
+    socket = _socket(given(options))
     with backend(options) as runtime:
-        return check.check(runtime, is_private=not _socket(given(options)))
+        _check_is_banyan(runtime, socket)
+        return check.check(runtime, is_private=not socket)
 
 
 def _tree(options: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -596,8 +597,18 @@ def test_server_of_the_environment_is_used_if_no_option_asks_for_a_private_one(m
     assert [used(line) for line in ("run program.py", "chat", "check --server-key k")] == ["/there"] * 3
     assert used("chat --socket /here") == "/here"
     assert [used(line) for line in ("chat pocket", "check --page 8", "check --socket=")] == ["private"] * 3
+    monkeypatch.setattr(bn, "connect", lambda socket, **_: SimpleNamespace(client=None))
     monkeypatch.setattr(cli_check, "check", lambda runtime, is_private: is_private)
     assert not cli.main(["check"])
+
+
+@pytest.mark.parametrize("command", in_short(["tree", "check"], ["tree", "top", "cluster status", "check"]))
+def test_command_about_a_server_refuses_that_of_another_api(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bn, "connect", lambda socket, **_: Mock("text"))  # a backend with no client, as bn.OpenAI
+    assert cli.main([*command.split(), "--socket", "http://there"]) == 2
+    assert capsys.readouterr().err == "banyan: http://there is not a server of Banyan\n"
 
 
 # ---- check ---------------------------------------------------------------------------------------------------------
