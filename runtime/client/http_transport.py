@@ -101,11 +101,12 @@ def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
-    except ValueError as e:
+        host.encode("idna")  # as when it connects
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=timeout, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port, timeout=timeout)
+    except (ValueError, http.client.InvalidURL) as e:
         raise ConnectFailed(f"{url}: {e}") from e
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=timeout, context=ssl.create_default_context())
-    return http.client.HTTPConnection(host, port, timeout=timeout)
 
 
 class _Session:

@@ -139,20 +139,19 @@ def connect(context: Context, path: Path) -> tuple[Socket, Socket]:
     """A DEALER connected to the server at `path`, and its `watch` socket. ConnectFailed: the server cannot be reached;
     the message says what to do."""
     try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConnectFailed(f"{path} is a file, not a socket")
         _probe(path)
     except FileNotFoundError:
         raise ConnectFailed(
             f"there is no socket at {path}; start a server with `banyan serve --socket {path}`, or run without one"
         ) from None
     except ConnectionRefusedError as e:
-        with contextlib.suppress(FileNotFoundError):  # a server that starts has just removed it
-            if not stat.S_ISSOCK(path.stat().st_mode):
-                raise ConnectFailed(f"{path} is a file, not a socket") from e
         raise ConnectFailed(f"the server of {path} is gone; start it again, or run without one") from e
     except PermissionError as e:
         raise ConnectFailed(f"{path} belongs to another user; only the user who started a server may use it") from e
-    except OSError as e:
-        raise ConnectFailed(f"cannot open {path}: {e.strerror or e}") from e
+    except (OSError, ValueError) as e:  # ValueError: a null byte
+        raise ConnectFailed(f"cannot open {path}: {getattr(e, 'strerror', None) or e}") from e
     socket = dealer(context)
     monitor = watch(socket)
     socket.connect(address(path))

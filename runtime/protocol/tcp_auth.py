@@ -105,8 +105,8 @@ def connect(context: ipc.Context, address: str, server_key: str, timeout: float)
     _key_of(address, server_key)
     try:
         sockets.create_connection(tcp(address), timeout).close()
-    except OSError as e:
-        raise ConnectFailed(f"nobody listens at {address}: {e.strerror or e}") from e
+    except (OSError, UnicodeError) as e:  # UnicodeError: the host cannot be a name
+        raise ConnectFailed(f"nobody listens at {address}: {getattr(e, 'strerror', None) or e}") from e
     return open_connection(context, address, server_key)
 
 

@@ -497,6 +497,12 @@ def test_connect_to_missing_socket_fails(tmp_path: Path) -> None:
         connect(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("path", ["/tmp/\0a", f"tcp://{'a' * 64}:7100"])
+def test_connect_to_what_cannot_be_an_address_fails(path: str) -> None:
+    with pytest.raises(ConnectFailed, match=r"null byte|idna"):
+        connect(path, timeout=5, server_key="k" * 40 if path.startswith("tcp") else "")
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

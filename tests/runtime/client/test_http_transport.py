@@ -66,7 +66,9 @@ def test_another_server_gets_the_key_that_was_given(name: str, keys_sent: tuple[
     assert len(found) > 1, "only Banyan's own question was asked"
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:port"])
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://127.0.0.1:port", "http://a b:80", "https://..", f"http://{'a' * 64}.org"]
+)
 def test_a_url_that_is_not_valid_is_named(url: str) -> None:
     with pytest.raises(ConnectFailed, match=re.escape(url)):
         client.connect(url)
