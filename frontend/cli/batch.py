@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import json
+import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
     """Find the program and check that the rows fit it. Returns a function that takes a backend and a concurrency, runs
     the batch, and returns the exit status.
 
-    ConfigError: a file is missing or has another format, or the columns do not fit.
+    ConfigError: a file is missing or has another format, the columns do not fit, or `out` cannot be written.
     """
     program = find(target)
     read, write = _format(rows, "--in")[0], _format(out, "--out")[1]
@@ -53,6 +54,11 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
     for path in (out, checkpoint):
         if path.exists() and path.samefile(rows):
             raise ConfigError(f"--out: {path} is the file that --in reads; name another one")
+        if path.is_dir():
+            raise ConfigError(f"--out: {path} is a directory; name a file")
+    place = out if write is None and out.exists() else out.parent  # a file that exists needs no new one beside it
+    if not os.access(place, os.W_OK):
+        raise ConfigError(f"--out: {place} is missing or cannot be written to")
 
     def run(backend: Any, concurrency: int | None) -> int:
         status = 0

@@ -245,6 +245,15 @@ def test_input_is_not_overwritten(program: Path, tmp_path: Path) -> None:
             run(program, tmp_path / name, tmp_path / out)
 
 
+@pytest.mark.parametrize("out", ["folder.csv", "folder.jsonl", "results.csv", "none/out.jsonl"])
+def test_results_that_cannot_be_written_are_refused_before_a_row_runs(out: str, program: Path, tmp_path: Path) -> None:
+    write(tmp_path / "rows.csv", [{"text": "good"}])
+    for name in ("folder.csv", "folder.jsonl", "results.csv.jsonl"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(bn.ConfigError, match=r"--out: .* is a directory|none is missing or cannot be written to"):
+        batch.prepare(str(program), tmp_path / "rows.csv", tmp_path / out)
+
+
 def test_disk_that_is_full_is_an_error_and_the_batch_goes_on(program: Path, tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     write(rows, [{"text": "good", "n": n} for n in range(40)])
