@@ -62,7 +62,9 @@ def read_keys(path: Path) -> tuple[bytes, bytes]:
 
 def public_key(text: str) -> bytes:
     """A server's public key. text: the key itself, 40 characters, or the path of a file that contains it. ConfigError:
-    `text` is neither."""
+    `text` is neither, or is ""."""
+    if not text:
+        raise ConfigError(f"tcp:// needs the server's public key: give server_key, or set {SERVER_KEY}")
     if len(text) == _KEY_LENGTH and not Path(text).exists():
         return text.encode("ascii", "replace")
     try:
@@ -102,12 +104,14 @@ def listen(context: ipc.Context, address: str, keys: Path, max_message: int, opt
 
 def connect(context: ipc.Context, address: str, server_key: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
     """Like `ipc.connect`, for tcp://HOST:PORT. ConnectFailed is also raised if the key is missing or invalid."""
-    _key_of(address, server_key)
     try:
+        public_key(server_key)  # a wrong key is an error, whether somebody listens or not
         sockets.create_connection(tcp(address), timeout).close()
+        return open_connection(context, address, server_key)
+    except ConfigError as e:
+        raise ConnectFailed(f"{address}: {e.message}") from e
     except (OSError, UnicodeError) as e:  # UnicodeError: the host cannot be a name
         raise ConnectFailed(f"nobody listens at {address}: {getattr(e, 'strerror', None) or e}") from e
-    return open_connection(context, address, server_key)
 
 
 def open_connection(
@@ -116,33 +120,19 @@ def open_connection(
     """Returns a DEALER for the server at `address`, and its monitor. Does not wait for the server: libzmq connects as
     soon as the server listens. server_key: see `public_key`. keys: (public, secret) of this process, if the server
     identifies peers by their keys. events: the libzmq events that the monitor reports; 0: those of `ipc.watch`.
-    ConnectFailed: the key or the address is invalid."""
-    key = _key_of(address, server_key)
+    ConfigError: the key is invalid."""
+    key = public_key(server_key)
     dealer = ipc.dealer(context)
     dealer.curve_publickey, dealer.curve_secretkey = keys or zmq.curve_keypair()
     try:
         dealer.curve_serverkey = key
     except zmq.ZMQError as e:
         dealer.close(0)
-        raise ConnectFailed(f"{address}: server_key is not a key: {server_key}") from e
+        raise ConfigError(f"server_key is not a key: {server_key}") from e
     _set_heartbeat(dealer)
     monitor = dealer.get_monitor_socket(events) if events else ipc.watch(dealer)
     dealer.connect(address)
     return dealer, monitor
-
-
-def _key_of(address: str, server_key: str) -> bytes:
-    """The public key that `server_key` gives: the key itself, or the path of a file that contains it. ConnectFailed:
-    there is no valid key, or `address` is invalid."""
-    try:
-        tcp(address)
-        if not server_key:
-            raise ConfigError(
-                f"it needs the server's public key: give connect(..., server_key=...), or set {SERVER_KEY}"
-            )
-        return public_key(server_key)
-    except ConfigError as e:
-        raise ConnectFailed(f"{address}: {e.message}") from e
 
 
 def own_address(address: str) -> str:

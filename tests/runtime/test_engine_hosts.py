@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
@@ -545,8 +545,19 @@ def test_server_with_another_tokenizer_cannot_share_the_engine(
     assert said.count("uses engine") == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "why"), [("", "needs the server's public key"), ("/none", "nor a file"), ("\x7f" * 40, "is not a key")]
+)
+def test_server_key_that_cannot_be_used_ends_the_host(key: str, why: str, hosts: Hosts) -> None:
+    with (
+        pytest.raises(ConfigError, match=why),
+        closing(EngineHost([("tcp://127.0.0.1:1", key)], hosts.key, {}, print)) as host,
+    ):
+        host.run()
+
+
 def test_refusal_of_a_tokenizer_blames_no_request_and_lasts_as_long_as_the_engine(hosts: Hosts) -> None:
-    host = EngineHost([("tcp://127.0.0.1:1", "key")] * 2, hosts.key, {}, print)
+    host = EngineHost([("tcp://127.0.0.1:1", "k" * 40)] * 2, hosts.key, {}, print)
     sent: list[Any] = []
     first, second = host._servers
     second.send = sent.append  # type: ignore[method-assign]

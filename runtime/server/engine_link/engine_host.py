@@ -28,7 +28,7 @@ from zmq.utils.monitor import parse_monitor_message
 from banyan.runtime import config as configs
 from banyan.runtime import launch
 from banyan.runtime.config import Config
-from banyan.runtime.errors import BanyanError, ConfigError, ConnectFailed
+from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import decoders, tcp_auth, wire
 from banyan.runtime.server.engine_link.link import NO_PROCESS, EngineProcess
 from banyan.runtime.server.engine_link.shared_engine import NotShared, SharedEngine
@@ -71,7 +71,7 @@ class JoinedServer:
 
     def __init__(self, address: str, key: str) -> None:
         configs.tcp(address)
-        self.address, self.key, self.number = address, key, -1
+        self.address, self.key, self.number = address, tcp_auth.public_key(key).decode(), -1
         self.sockets: Sockets | None = None
         self.deadline = 0.0
         self.config: Config | None = None
@@ -103,9 +103,10 @@ class JoinedServer:
 class EngineHost:
     """An engine for one or more servers.
 
-    servers: (tcp://HOST:PORT, public key) of each. keys: the file with this host's secret key. own: option -> value,
-    for options about this machine (config.OWN), which replace the values that a server sends. log: prints a line.
-    command: the command line that starts an engine. alive_fd: `run` raises EOFError at EOF of this file descriptor.
+    servers: (tcp://HOST:PORT, public key or a file with it) of each; ConfigError: a key cannot be read. keys: the file
+    with this host's secret key. own: option -> value, for options about this machine (config.OWN), which replace the
+    values that a server sends. log: prints a line. command: the command line that starts an engine. alive_fd: `run`
+    raises EOFError at EOF of this file descriptor.
     """
 
     def __init__(
@@ -147,8 +148,8 @@ class EngineHost:
             for server in list(self._servers):
                 try:
                     self._listen(server, ready)
-                except (_Broken, ConnectFailed) as e:
-                    self._lose(server, e.message if isinstance(e, BanyanError) else str(e))
+                except _Broken as e:
+                    self._lose(server, str(e))
                 except ConfigError as e:
                     self._leave(server)
                     if not self._servers:
@@ -175,7 +176,7 @@ class EngineHost:
 
     def _listen(self, server: JoinedServer, ready: Mapping[Any, int]) -> None:
         """Handle the messages and events of the connection to a server. If there is no connection, connect once
-        `deadline` has passed. Raises _Broken, ConnectFailed or ConfigError if the connection has to end."""
+        `deadline` has passed. Raises _Broken or ConfigError if the connection has to end."""
         if server.sockets is None:
             if (now := time.monotonic()) >= server.deadline:
                 server.deadline = now + CONNECT
