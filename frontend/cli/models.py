@@ -15,18 +15,21 @@ from banyan.runtime.errors import BanyanError
 
 def show(places: Sequence[str] = ()) -> int:
     """Print one table of all local models, or of those at `places`: names, directories, .gguf files or hub ids. Reads
-    config.json and weight headers only; needs no network, except for a hub id that is not in the cache."""
+    config.json and weight headers only; needs no network, except for a hub id that is not in the cache. Returns 1 if a
+    model of `places` cannot be run, else 0."""
     from banyan.runtime.model import families, spec
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "family", "parameters", "context", "", "sampling unless given"):
         table.add_column(title, justify="right" if title in ("parameters", "context") else "left")
+    has_failed = False
     for name, place, where in [(place, place, "") for place in places] or local_models():
         try:
             model = spec.read_spec(path := spec.resolve(place))
             defaults = [f"{option} {value:g}" for option, value in spec.sampling_defaults(path).items()]
         except BanyanError as e:
             table.add_row(name, "-", "-", "-", f"cannot be run: {e}", style="dim")
+            has_failed = True
         else:
             n = model.n_parameters
             size = f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M"
@@ -41,7 +44,7 @@ def show(places: Sequence[str] = ()) -> int:
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     console.print(table)
     if places:
-        return 0
+        return int(has_failed)
     console.print(
         f"\nRun one with --model: a name above, a directory or hub id in Hugging Face format "
         f"(safetensors), or a .gguf file.\n"
