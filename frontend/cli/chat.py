@@ -122,7 +122,8 @@ class Chat:
 
 
 def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens: int) -> int:
-    """Read turns from stdin until /exit or end of file. Returns 1 if a reply failed and no person saw it, else 0.
+    """Read turns from stdin until end of file, or /exit at a terminal. Returns 1 if a reply failed and no person saw
+    it, else 0.
 
     Unsupported: the model has no chat template.
     """
@@ -131,7 +132,8 @@ def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens:
             f"{runtime.welcome.model} has no chat template, so it cannot chat: load its chat or instruct version, or "
             "write its prompts as plain text in a program"
         )
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    is_typed = sys.stdin.isatty()  # else a line is a message, also if it looks like a command
+    is_terminal = is_typed and sys.stdout.isatty()
     chat = Chat(runtime, system, is_terminal, temperature=temperature, max_tokens=max_tokens)
     reader = LineReader(tuple(COMMANDS), is_terminal)
     welcome = runtime.welcome
@@ -147,9 +149,10 @@ def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens:
                     raise
                 chat.console.print("\n[dim]Ctrl-D leaves[/]", end="")
                 continue
-            if text in ("/exit", "/quit"):
+            is_command = is_typed and re.fullmatch("/[a-z]+", text)
+            if is_command and text in ("/exit", "/quit"):
                 break
-            if re.fullmatch("/[a-z]+", text):
+            if is_command:
                 chat.obey(text)
             elif text:
                 chat.turn(text)

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,21 @@ from banyan.cli import line_reader
 from banyan.runtime.protocol import wire
 
 
-def run_chat(lines: str, mock: Any, monkeypatch: pytest.MonkeyPatch, status: int = 0) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+class Keyboard(io.StringIO):
+    """Lines that a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run_chat(
+    lines: str,
+    mock: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int = 0,
+    stdin: Callable[[str], io.StringIO] = io.StringIO,
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin(lines))
     assert cli_chat.talk(mock, system="Be brief.", temperature=0.0, max_tokens=9) == status
 
 
@@ -41,9 +54,9 @@ def test_pipe_gets_the_replies_and_nothing_else(
 
 def test_message_of_several_lines_and_paths_are_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     mock = bn.Mock("yes")
-    run_chat('"""a\n  b\nc"""\n"""one line"""\n/etc/hosts is a file\n"""never closed', mock, monkeypatch)
+    run_chat('"""a\n  b\nc"""\n"""one line"""\n/etc/hosts is a file\n/tmp\n"""never closed', mock, monkeypatch)
     users = [call.prompt.rpartition("user\n")[2].partition("<|im_end|>")[0] for call in mock.calls]
-    assert users == ["a\n  b\nc", "one line", "/etc/hosts is a file", "never closed"]
+    assert users == ["a\n  b\nc", "one line", "/etc/hosts is a file", "/tmp", "never closed"]
 
 
 def test_end_of_file_ends_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +76,14 @@ def test_history_is_shown_and_reset_clears_it(
     leave: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mock = bn.Mock("yes")
-    run_chat(f"First\n/history\n/reset\nSecond\n{leave}\nnever", mock, monkeypatch)
+    run_chat(f"First\n/history\n/reset\nSecond\n{leave}\nnever", mock, monkeypatch, stdin=Keyboard)
     assert capsys.readouterr().out == "yes\nsystem  Be brief.\nuser  First\nassistant  yes\nyes\n"
     assert "First" not in mock.calls[1].prompt
     assert mock.calls[1].prompt.startswith("<|im_start|>system\nBe brief.")
 
 
 def test_shown_text_is_what_was_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run_chat("x[1:a:2] :smile: [b]\n/history\n", bn.Mock("y[:x:]"), monkeypatch)
+    run_chat("x[1:a:2] :smile: [b]\n/history\n", bn.Mock("y[:x:]"), monkeypatch, stdin=Keyboard)
     assert capsys.readouterr().out.endswith("user  x[1:a:2] :smile: [b]\nassistant  y[:x:]\n")
 
 
@@ -84,7 +97,7 @@ def test_chat_goes_on_after_a_failed_turn(monkeypatch: pytest.MonkeyPatch, capsy
         return answer(prompt, name)
 
     mock.answer = break_once  # type: ignore[assignment, method-assign]
-    run_chat("Hi\nBreak\nGo on\n/history\n", mock, monkeypatch, status=1)
+    run_chat("Hi\nBreak\nGo on\n/history\n", mock, monkeypatch, status=1, stdin=Keyboard)
     out, err = capsys.readouterr()
     assert err == "banyan: the script of the Mock raised ValueError: boom\n"
     assert "Break" not in mock.calls[-1].prompt
@@ -93,7 +106,7 @@ def test_chat_goes_on_after_a_failed_turn(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_commands_are_listed_and_suggested(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run_chat("/help\n/histroy\n/what\n", bn.Mock(), monkeypatch)
+    run_chat("/help\n/histroy\n/what\n", bn.Mock(), monkeypatch, stdin=Keyboard)
     *listed, second, third = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in listed} >= {"/help", "/history", "/reset", "/exit", "Ctrl-C"}
     assert second == "there is no /histroy; did you mean /history?"
