@@ -460,12 +460,12 @@ def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Parse an address: '9090' -> ('127.0.0.1', 9090); '0.0.0.0:9090' -> ('0.0.0.0', 9090). Port 0 stands for any free
-    port. Raises ConfigError if the text is no address."""
+    """Parse an address: '9090' -> ('127.0.0.1', 9090); '0.0.0.0:9090' -> ('0.0.0.0', 9090); '[::1]:9090' ->
+    ('::1', 9090). Port 0 stands for any free port. Raises ConfigError if the text is no address."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"cannot read {text!r} as an address; write it like 9090 or 0.0.0.0:9090")
-    return host or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def slo(text: str) -> dict[str, float]:

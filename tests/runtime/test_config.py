@@ -16,6 +16,7 @@ from banyan.runtime.config import (
     Config,
     Hardware,
     ModelFacts,
+    address,
     drafters,
     make,
     parse_bytes,
@@ -141,6 +142,14 @@ def test_sizes_are_parsed(text: str, n_bytes: int) -> None:
 def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="2GiB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("90", ("127.0.0.1", 90)), ("host:90", ("host", 90)), ("[::1]:90", ("::1", 90)), ("::1:90", ("::1", 90))],
+)
+def test_addresses_are_parsed(text: str, parsed: tuple[str, int]) -> None:
+    assert address(text) == parsed
 
 
 def test_auto_selects_the_gpu_and_the_checkpoints_dtype() -> None:
