@@ -49,7 +49,7 @@ from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy.fair_threads import FairThreads
 from banyan.runtime.server.policy.run_limits import Timers
-from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
+from banyan.runtime.server.policy.tenants import Tenant, Tenants, WrongToken, configured
 from banyan.runtime.server.policy.token_throttle import TokenThrottle, network
 from banyan.runtime.server.policy.work_queue import QueuedWork, WorkQueue
 from banyan.runtime.server.programs.durables import Durables
@@ -508,9 +508,11 @@ class Server:
         address = network(self._addresses.pop(client, ""))
         try:
             answer = partial(self._accept, client, hello.client[:MAX_LOGGED_NAME], self.tenants.identify(hello))
-        except ConnectFailed as e:
+        except WrongToken as e:
             self._throttle.note_wrong(address)
             answer = partial(self._turn_away, client, e)
+        except ConnectFailed as e:  # the token is right, but the client may not act for the tenant that it names
+            answer = partial(self._refuse, client, e)
         if not (pause := self._throttle.pause(address)):
             answer()
             return

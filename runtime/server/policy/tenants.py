@@ -26,6 +26,10 @@ MAX_TOKEN = 4096
 """Maximum length of a token in characters. If a client gives a longer one, it is not even hashed."""
 
 
+class WrongToken(ConnectFailed):
+    """The client's token is missing or wrong."""
+
+
 class Tenant(NamedTuple):
     """Clients that share KV. name: "" without tokens. salt: part of the root key. is_operator: its clients may ask for
     data of all tenants (stats, the tree, its events), and flush or check the whole server."""
@@ -115,8 +119,8 @@ class Tenants:
         return bool(self._tokens)
 
     def identify(self, hello: wire.Hello) -> Tenant:
-        """Returns the tenant of a client that connects. Raises ConnectFailed if the client's token is missing or wrong,
-        or if the client names a tenant for which it may not act."""
+        """Returns the tenant of a client that connects. Raises WrongToken if the client's token is missing or wrong,
+        and ConnectFailed if the client names a tenant for which it may not act."""
         tenant = self._authenticate(hello)
         if not hello.tenant:
             return tenant
@@ -133,7 +137,7 @@ class Tenants:
                 found = token.tenant
         if found is None:
             what = "the token is wrong" if hello.token else "it wants a token"
-            raise ConnectFailed(f"{what}; give connect(..., token=...), or set {TOKEN} to the one you were given")
+            raise WrongToken(f"{what}; give connect(..., token=...), or set {TOKEN} to the one you were given")
         return found
 
     def join(self, client: Client, tenant: Tenant) -> None:

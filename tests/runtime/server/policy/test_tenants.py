@@ -247,6 +247,16 @@ def test_guessing_is_slow_and_the_loop_goes_on(
     context.destroy(linger=0)
 
 
+def test_right_token_of_a_client_that_may_not_act_for_another_tenant_is_not_counted_as_wrong(
+    serve: Callable[..., launch.ServerProcess], token_file: Callable[..., str]
+) -> None:
+    server = serve(options={"token_file": token_file(TOKENS)})
+    with contextlib.closing(client.connect(server.socket, 30, OPERATOR)) as ops:
+        with pytest.raises(ConnectFailed, match="only an operator"):
+            client.connect(server.socket, 30, ANN, tenant="bob")
+        assert ops.ask("stats")["server"]["wrong_tokens"] == 0
+
+
 def test_long_token_is_refused_and_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
     monkeypatch.setattr(tenants, "_digest", lambda secret: lengths.append(len(secret)) or b"")
