@@ -248,13 +248,16 @@ class Journal:
 
     def make_room(self, n_bytes: int) -> None:
         """Delete the oldest closed files until `n_bytes` more fit. Overloaded: they do not fit even then."""
-        while self.n_bytes + n_bytes > self._max_bytes and self.closed_files:
-            self.delete(next(iter(self.closed_files)))
-        if self.n_bytes + n_bytes > self._max_bytes:
-            raise Overloaded(
-                f"the journal of durable programs has {self.n_bytes} bytes, and may have {self._max_bytes}; "
-                "wait for some of them, or raise `durable_bytes`"
-            )
+        if self.n_bytes + n_bytes <= self._max_bytes:
+            return
+        for name in list(self.closed_files):
+            self.delete(name)
+            if self.n_bytes + n_bytes <= self._max_bytes:
+                return
+        raise Overloaded(
+            f"the journal of durable programs has {self.n_bytes} bytes, and may have {self._max_bytes}; "
+            "wait for some of them, or raise `durable_bytes`"
+        )
 
     def delete_old(self) -> None:
         """Delete the closed files that were not used for MAX_AGE. The server calls this once a minute."""
@@ -263,11 +266,11 @@ class Journal:
             self.delete(name)
 
     def delete(self, name: str) -> None:
-        """Delete a closed file. If the deletion fails, for example on a disk that has become read-only, the file stays:
-        its program has ended, and no other program uses it."""
-        self.n_bytes -= self.closed_files.pop(name, _NO_FILE).n_bytes
+        """Delete a closed file. If the deletion fails, for example on a disk that has become read-only, the file stays
+        and counts until a later deletion succeeds."""
         with contextlib.suppress(OSError):
-            (self._folder / name).unlink()
+            (self._folder / name).unlink(missing_ok=True)
+            self.n_bytes -= self.closed_files.pop(name, _NO_FILE).n_bytes
 
     def close(self) -> None:
         """Remove the directory if it is empty."""

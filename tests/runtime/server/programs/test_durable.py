@@ -646,6 +646,23 @@ def test_old_journals_are_removed_for_room_and_after_a_day(tmp_path: Path, monke
     assert running.path.exists(), "its day begins when the program ends"
 
 
+def test_file_that_cannot_be_deleted_counts_until_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Journal(tmp_path / "j", 1000)
+    few.open(b"key").close()
+    n_bytes = few.n_bytes
+
+    def fail(*_: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises(Overloaded, match=f"has {n_bytes} bytes, and may have 1000"):
+            few.make_room(1000)
+    few.make_room(1000)
+    assert few.n_bytes == 0
+    assert not few.path(b"key").exists()
+
+
 def test_drawn_choice_survives_a_restart(bench: Callable[..., Any], tmp_path: Path) -> None:
     """Without a seed too: the state must go on with the choice that the client already has."""
     choices = tuple("abcdefgh")
