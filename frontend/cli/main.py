@@ -274,7 +274,9 @@ def _add_http(parser: Parser) -> None:
 
 def _add_join(parser: Parser) -> None:
     """Add the flags of a command that connects to a running server: --socket, --token-file and --server-key."""
-    parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens: a path or a URL")
+    socket = os.environ.get(_SOCKET)
+    text = f"where the server listens: a path or a URL (default: the value of {_SOCKET})"
+    parser.add_argument("--socket", required=not socket, default=socket, metavar="PATH", help=text)
     text = f"a file with the client's token (default: the token in {TOKEN})"
     parser.add_argument("--token-file", default="", metavar="PATH", help=text)
     _add_server_key(parser)

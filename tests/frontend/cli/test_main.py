@@ -586,6 +586,16 @@ def test_broken_pipe_of_a_program_is_shown_and_that_of_stdout_is_not(tmp_path: P
     assert (unread.returncode, unread.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("line", ["tree", "top --once", "cluster status"])
+def test_commands_for_a_running_server_use_that_of_the_environment(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANYAN_SOCKET", "/there")
+    assert cli._parser().parse_args(line.split()).socket == "/there"
+    assert cli._parser().parse_args([*line.split(), "--socket", "/here"]).socket == "/here"
+    monkeypatch.setenv("BANYAN_SOCKET", "")
+    with pytest.raises(SystemExit):
+        cli._parser().parse_args(line.split())
+
+
 def test_server_of_the_environment_is_used_if_no_option_asks_for_a_private_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANYAN_SOCKET", "/there")
     monkeypatch.setattr(bn, "connect", lambda socket, **_: socket)
