@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,11 @@ CURRENT: ContextVar[Backend | None] = ContextVar("banyan_backend", default=None)
 _default: Backend | None = None
 _server: str | None = None
 """The running server that `banyan run` uses; "": it uses none; None: `banyan run` does not run this process."""
+
+_OWN_THREAD = (
+    "This thread has the backend of a calling program or `using` block only if it runs in their context: start it with "
+    "`contextvars.copy_context().run`"
+)
 
 
 def set_default_backend(backend: Backend | None) -> None:
@@ -65,9 +71,11 @@ def find(backend: Backend | None = None) -> Backend:
         if found is not None:
             return found
     if not (path := os.environ.get("BANYAN_SOCKET")):
+        is_main = threading.current_thread() is threading.main_thread()
         raise ConfigError(
             "there is nothing to run this program on: start a runtime and make it the default, with "
             "`bn.set_default_backend(bn.Runtime())`; or pass `backend=`; or name a running server in BANYAN_SOCKET"
+            + ("" if is_main else f". {_OWN_THREAD}")
         )
     from banyan.backends.runtime import connect  # here: it needs zmq, and programs on a Mock do not
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,21 @@ def test_missing_backend_raises_with_instructions() -> None:
     for call in (program.run, lambda: program.run_batch([()])):
         with pytest.raises(bn.ConfigError, match=r"set_default_backend\(bn.Runtime\(\)\).*BANYAN_SOCKET"):
             call()
+
+
+def test_thread_of_a_body_has_its_backend_only_in_its_context() -> None:
+    @bn.function
+    def outer(s: bn.State, in_context: bool) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(copy_context().run, program) if in_context else pool.submit(program)
+        return call.result()["a"]
+
+    assert outer.run(True, backend=bn.Mock("the caller's")).ret_value == "the caller's"
+    with pytest.raises(bn.ConfigError, match=r"contextvars.copy_context\(\).run"):
+        outer.run(False, backend=bn.Mock())
+    with pytest.raises(bn.ConfigError) as raised:
+        program.run()  # on the main thread
+    assert "copy_context" not in str(raised.value)
 
 
 def test_explicit_backend_overrides_the_default() -> None:
