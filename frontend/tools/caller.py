@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
 import time
@@ -31,6 +32,8 @@ from banyan.runtime.errors import ToolError
 from banyan.runtime.protocol import wire
 from banyan.tools.checks import ServerCallback
 from banyan.tools.toolbox import Tool, Toolbox, ToolCall
+
+_logger = logging.getLogger("banyan")
 
 N_THREADS = 32
 """The largest number of sync tools that run concurrently. A tool that another tool calls gets a thread beyond this
@@ -176,6 +179,7 @@ class Caller(ServerCallback):
             return f"error: {tool.name} was cancelled", True
         if not isinstance(error, Exception):  # such as SystemExit, which is meant for the program
             raise _Fatal(f"tool {tool.name} raised {_reason(error)}") from error
+        _logger.debug("tool %s raised an exception, whose text the model gets", tool.name, exc_info=error)
         return f"error: {_reason(error)}", True
 
     async def _on_loop(self, tool: Tool, arguments: dict[str, Any]) -> _Outcome:

@@ -127,8 +127,9 @@ def tool(
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A tool call that a model made. round: the number of the turn with the call, from 0. arguments: {} if they were
-    not valid JSON. result: the text that the model got. is_error: whether `result` describes an error. seconds: the
-    duration of the call."""
+    not valid JSON. result: the text that the model got. is_error: whether `result` describes an error; if the tool
+    raised an exception, its traceback is in the log (logger "banyan", level DEBUG). seconds: the duration of the call.
+    """
 
     round: int
     name: str

@@ -354,6 +354,15 @@ def test_an_argument_that_its_own_check_refuses_is_an_error_for_the_model() -> N
     assert (actual.result, actual.is_error) == ("error: the arguments of visit are not valid: KeyError: 'Paris'", True)
 
 
+@pytest.mark.parametrize("name", ["fail", "fail_async"])
+def test_traceback_of_a_tool_is_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="banyan"):
+        single_call({name: {"kind": "value"}}, tools=[fail, fail_async])
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"tool {name} raised an exception")
+    assert ", in fail\n    raise {" in caplog.text
+
+
 def test_coroutine_of_a_sync_tool_is_an_error() -> None:
     async def wave(text: str) -> str:
         "Wave."
