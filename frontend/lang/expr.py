@@ -524,6 +524,8 @@ def _advice(value: object) -> str:
             return "to append its items, use list(...)"
         case bytes() | bytearray():
             return "to append its text, use .decode()"
+        case {"role": _, "content": _}:
+            return "to append a turn m of a chat, use bn.role(m['role'], m['content'])"
     return "to append its text, use str(...)"
 
 

@@ -78,6 +78,7 @@ async def words() -> AsyncIterator[str]:
     [
         (b"bytes", r"\.decode\(\)"),
         (map(str, [1]), r"list\(\.\.\.\)"),
+        ([{"role": "user", "content": "hi"}], r"bn\.role\(m\['role'\], m\['content'\]\)"),
         (words(), r"\[item async for item in \.\.\.\], in an `async def`"),
     ],
 )
