@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextvars import ContextVar
 from itertools import count
 from typing import Any
@@ -119,6 +119,11 @@ class ProgramRecord:
     def futures(self) -> list[ValueFuture[wire.Value]]:
         """The futures of all values, in the order in which they were recorded."""
         return [self.program.future(ref) for ref in range(self.n_refs)]
+
+    def names_of(self, refs: Container[int]) -> set[str]:
+        """The variables of the gens and selects whose values have these numbers."""
+        ops = (*self.trace.ops(), *self._unsent)
+        return {op.name for op in ops if isinstance(op, wire.Gen | wire.Select) and op.ref in refs}
 
     def new_handle(self, parent: StateHandle | None = None) -> StateHandle:
         return StateHandle(next(self._state_numbers), self._dropped, parent)

@@ -39,6 +39,26 @@ def test_branches_inherit_their_parents_content(mock: bn.Mock) -> None:
     run(body)
 
 
+def test_error_of_a_variable_that_only_branches_have_names_join(mock: bn.Mock) -> None:
+    def body(s: bn.State, is_sent: bool) -> None:
+        forks = s.fork(2)
+        inner = forks[0].fork(1)
+        inner += bn.gen("deep")
+        forks += bn.gen("b")
+        if is_sent:
+            assert forks[0]["b"] == "<b>"
+        for name in ("b", "deep"):
+            with pytest.raises(bn.UnknownVariable, match=rf"none; branches .* join\(\) .* branches\[i\]\['{name}'\]"):
+                s[name]
+        for state, name in [(s, "c"), (forks[1], "deep"), (inner[0], "c")]:
+            with pytest.raises(bn.UnknownVariable) as raised:
+                state[name]
+            assert "join" not in str(raised.value)
+
+    for is_sent in (False, True):
+        bn.function(body).run(is_sent)
+
+
 def test_fork_sends_no_text_twice(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += "a long text" + bn.gen("a")
