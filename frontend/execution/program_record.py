@@ -190,14 +190,20 @@ class ProgramRecord:
         return ops
 
     def flush(self, why: str = "") -> None:
-        """Send all recorded ops as one message. why: what caused the flush, for the trace.
+        """Send all recorded ops as one message, for the user's code. why: what caused the flush, for the trace.
 
-        If the program was stopped, by this call or earlier, raises the error that stopped it. RuntimeLost: this process
-        is a fork of the one that runs the program.
+        If the body raised, or the program was stopped, by this call or earlier, raises that error. RuntimeLost: this
+        process is a fork of the one that runs the program.
         """
+        self.send(why)
+        self.check_body()
+        self.check()
+
+    def send(self, why: str = "") -> None:
+        """The same as `flush`, in the background: the errors of the program are kept for its readers."""
         RuntimeLost.unless_in(self._process, f"program {self.name}")
         if self.error is not None:
-            raise self.error
+            return
         with self._send_lock:  # held while submitting: messages must leave in the order of their ops
             ops = self._take()
             if ops and self.failure is None:
@@ -207,15 +213,20 @@ class ProgramRecord:
                 except Exception as e:  # the ops are lost, so whoever waits for their values must get the error
                     e.add_note(f"while program {self.name} was sent to its backend")
                     self.stop(e)
-        self.check()
 
     def flush_late(self) -> None:
-        """Flush if there is an unsent gen. Called by the flusher; errors are kept for the readers."""
+        """Flush if there is an unsent gen. Called by the flusher."""
         if self._has_unsent_gen:
             with contextlib.suppress(BaseException):
-                self.flush(f"{FLUSH_AFTER * 1000:g} ms passed after a gen")
+                self.send(f"{FLUSH_AFTER * 1000:g} ms passed after a gen")
 
     # ---- stopping and ending -----------------------------------------------------------------------------------------
+
+    def check_body(self) -> None:
+        """Raise the error that the body raised, if it raised one."""
+        if self.error is not None:
+            self.error_flag.is_seen = True
+            raise self.error
 
     def check(self) -> None:
         """Raise the error that stopped the program, if it was stopped."""

@@ -391,19 +391,15 @@ class StateBase:
 
     def _stored(self, name: str) -> Any:
         self._note_reader()
-        try:
+        if name in self._values:
             return self._values[name]
-        except KeyError:
-            if self._record.error is not None:  # the body raised before it set the variable
-                raise self._record.error from None
-            have = ", ".join(map(repr, self._values)) or "none"
-            if name in self._record.names_of({*flat(self._refs)}):
-                have += f"; branches of this state have it: join() or adopt them, or read branches[i][{name!r}]"
-            raise UnknownVariable(
-                f"there is no variable {name!r}; the variables are: {have}",
-                program=self._record.name,
-                line=source_line(),
-            ) from None
+        self._record.check_body()  # perhaps it raised before it set the variable
+        have = ", ".join(map(repr, self._values)) or "none"
+        if name in self._record.names_of({*flat(self._refs)}):
+            have += f"; branches of this state have it: join() or adopt them, or read branches[i][{name!r}]"
+        raise UnknownVariable(
+            f"there is no variable {name!r}; the variables are: {have}", program=self._record.name, line=source_line()
+        )
 
     @property
     def _joined(self) -> list[JoinedValues]:

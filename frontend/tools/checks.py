@@ -53,7 +53,7 @@ class ServerCallback:
         if (record := self._record()) is not None:
             with suppress(Exception):  # the record keeps the error and raises it where a value is read
                 record.add(wire.Results(self._state, self._ref, round_, texts))
-                record.flush()
+                record.send()
 
     def _stop(self, error: ProgramError, cause: BaseException) -> None:
         """End the program with `error`."""

@@ -7,6 +7,7 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -288,6 +289,43 @@ def test_dropped_stream_is_not_reported_if_it_was_read_cancelled_or_done(caplog:
         pass
     del st
     assert log_lines(caplog) == []
+
+
+@pytest.mark.parametrize("read", [
+    lambda state: [*state.text_iter("a")],
+    lambda state: [*state.partials("a")],
+    lambda state: state["a"],
+    lambda state: state["never set"],
+])  # fmt: skip
+def test_error_of_a_body_that_a_reader_received_is_not_logged(
+    read: Callable[[bn.State], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    @bn.function
+    def raises(s: bn.State) -> None:
+        s += bn.gen("a", type=int)
+        raise ValueError("my bug")
+
+    state = raises.run(backend=bn.Mock("1", latency=60), stream=True)
+    wait_until(partial(getattr, state._record.ended, "is_closed"), "the end of the body")
+    with pytest.raises(ValueError, match="my bug") as raised:
+        read(state)
+    del state, raised
+    gc.collect()
+    assert log_lines(caplog) == []
+
+
+def test_error_of_a_body_that_nobody_received_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @bn.function
+    def raises(s: bn.State) -> None:
+        s += bn.gen("a")
+        raise ValueError("my bug")
+
+    state = raises.run(backend=bn.Mock("1", latency=60), stream=True)
+    wait_until(partial(getattr, state._record.ended, "is_closed"), "the end of the body")
+    state._record.flush_late()
+    del state
+    gc.collect()
+    assert log_lines(caplog) == ["program raises failed, and nobody looked: ValueError: my bug"]
 
 
 @bn.function
