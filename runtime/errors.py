@@ -35,7 +35,8 @@
         └── BatchError       some runs of a batch failed; holds all results
 
 An error of a gen is raised where the user's code reads the gen's value, with its `__cause__` set. Every exception that
-a run raises, of any class, gets the run's state as `error.state`, and a note that lists the run's calls so far.
+a run or a later read of its State raises, of any class, gets this state as `error.state`, and a note that lists the
+run's calls so far.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class BanyanError(Exception):
 
     code: ClassVar[str] = "error"
     state: Any = None
-    """The state of the run that raised the error; None if no run did. Other exceptions that a body raises get this
-    attribute too."""
+    """The state of the run that raised the error, or whose values were read when it was raised; None if there was none.
+    Other exceptions that a body raises get this attribute too."""
 
     def __init_subclass__(cls, code: str = "", **options: Any) -> None:
         super().__init_subclass__(**options)

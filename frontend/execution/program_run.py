@@ -17,15 +17,12 @@ from banyan.lang.async_state import AsyncState
 from banyan.lang.sampling import Options, mix
 from banyan.lang.state import State
 from banyan.lang.state_base import StateBase
+from banyan.lang.state_base import with_state as with_state
 from banyan.runtime.errors import BadProgram
 from banyan.sglang.global_config import global_config
-from banyan.views.state_views import calls
 from banyan.views.transcript import Transcript
 
 P = TypeVar("P", bound=StateBase)
-E = TypeVar("E", bound=BaseException)
-MAX_CALLS = 8
-"""The note of a run's error lists at most this many calls: the last ones."""
 
 
 class _Playing:
@@ -99,21 +96,6 @@ class ProgramRun(Generic[P]):
             self.record.check()
             async with UntilStopped(self.record):
                 self.record.ret_value = await self._body(self.state)
-
-
-def with_state(error: E, state: StateBase) -> E:
-    """Add the state of a run to an error that the run raised: as its attribute `state`, and as a note that lists the
-    gens and selects of the run. Returns the error. An error that already has a state keeps it: an inner run raised it.
-    An error that refuses attributes, such as a frozen dataclass, is not changed."""
-    if isinstance(error, Exception) and getattr(error, "state", None) is None:
-        state._record.has_raised = True
-        lines = calls(state._record)
-        n = f"the last {MAX_CALLS} of {len(lines)} calls" if len(lines) > MAX_CALLS else "the calls so far"
-        note = [f"error.state is the state of program {state._record.name}; {n}:", *(lines[-MAX_CALLS:] or ["none"])]
-        with suppress(Exception):
-            error.state = state  # type: ignore[attr-defined]
-            error.add_note("\n  ".join(note))
-    return error
 
 
 def unread_error(state: State) -> BaseException | None:

@@ -34,7 +34,9 @@ class AsyncState(StateBase):
 
     def __str__(self) -> str:
         """The text as far as it is known; the repr while the body runs."""
-        return text_so_far(self._record, self._handle.number) if self._record.ended.is_closed else repr(self)
+        if not self._record.ended.is_closed:
+            return repr(self)
+        return text_so_far(self._record, self._handle.number, self._streamed())
 
     def __format__(self, spec: str) -> str:
         """The same as `str`. BadProgram: the body still runs, and `str` would return the repr."""

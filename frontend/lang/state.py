@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from banyan.execution.text_pieces import partials, pieces
 from banyan.lang import branch_choice
 from banyan.lang.lazy_value import dist, meta_info, read, read_object, tool_calls
-from banyan.lang.state_base import Group, OnError, StateBase
+from banyan.lang.state_base import Group, OnError, StateBase, StateRead
 from banyan.tools.toolbox import ToolCall
 from banyan.views.state_views import page, text_so_far
 from banyan.views.transcript import Renderer, messages
@@ -33,11 +33,16 @@ class State(StateBase):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """The whole prompt, as `text()` returns it. After the body has raised, as for `error.state`, only the text that
-        is known; this does not wait."""
-        if self._record.has_raised:
-            return text_so_far(self._record, self._handle.number)
-        return self.text()
+        """The whole prompt, as `text()` returns it. If a part of it failed, only the text that is known, with a note in
+        place of each missing output. After the run has raised, as for `error.state`, this does not wait. While the body
+        runs, an error is raised, so that the body cannot append the note to a prompt."""
+        if not self._record.has_raised:
+            try:
+                return self.text()
+            except Exception:
+                if not self._record.ended.is_closed:
+                    raise
+        return text_so_far(self._record, self._handle.number, self._streamed())
 
     # ---- variables ---------------------------------------------------------------------------------------------------
 
@@ -46,7 +51,8 @@ class State(StateBase):
 
         UnknownVariable (a KeyError): there is no such variable.
         """
-        return read(self._lookup(name))
+        with StateRead(self):
+            return read(self._lookup(name))
 
     get_var = __getitem__
 
@@ -61,7 +67,8 @@ class State(StateBase):
         or none, its text is converted. After a join, a variable holds one value of type T for each branch; read it as
         list[T]. BadOutput: the text is not a valid object, for example because max_tokens cut it.
         """
-        return read_object(self._lookup(name), type)
+        with StateRead(self):
+            return read_object(self._lookup(name), type)
 
     def partials(self, name: str) -> Iterator[Any]:
         """Yields the growing object of a gen with a type, in a program that streams. The last item is the final object.
@@ -69,7 +76,8 @@ class State(StateBase):
         Objects and lists contain the items so far, and the last string or number may be incomplete. A gen with
         `retries` may start over. The value of a type that is not written as JSON comes in one piece.
         """
-        yield from partials(self._lookup(name))  # `yield from`, so that the iterator keeps this state alive
+        with StateRead(self):
+            yield from partials(self._lookup(name))  # `yield from`, so that the iterator keeps this state alive
 
     def get_meta_info(self, name: str) -> Any:
         """A dict that says how the text of a variable was generated; None for a variable that was not generated.
@@ -88,7 +96,8 @@ class State(StateBase):
 
         Returns a list of dicts for n > 1 and after a join.
         """
-        return meta_info(self._lookup(name))
+        with StateRead(self):
+            return meta_info(self._lookup(name))
 
     def tool_calls(self, name: str) -> list[ToolCall]:
         """The tool calls of a gen, in order, with their results. Also works for a gen that failed."""
@@ -100,7 +109,8 @@ class State(StateBase):
 
         Unsupported: the backend does not report the scores of choices.
         """
-        return dist(self._lookup(name))  # type: ignore[no-any-return]
+        with StateRead(self):
+            return dist(self._lookup(name))  # type: ignore[no-any-return]
 
     def _lookup(self, name: str) -> Any:
         if name not in self._values and self._is_running_view:
@@ -113,16 +123,22 @@ class State(StateBase):
 
     def text(self) -> str:
         """The whole prompt as the server has it, including role markers."""
-        self._await_body()
-        return self._read(None).text()
+        with StateRead(self):
+            self._await_body()
+            return self._read(None).text()
 
     def messages(self) -> list[dict[str, Any]]:
         """The finished turns as `{"role": ..., "content": ...}`. White space at the start of a content is removed."""
-        self._await_body()
-        return messages(self._transcript, self._record.backend.welcome.chat)
+        with StateRead(self):
+            self._await_body()
+            return messages(self._transcript, self._record.backend.welcome.chat)
 
     def sync(self) -> None:
         """Wait until all gens of this state and of joined branches are done. Raises the first error."""
+        with StateRead(self):
+            self._sync()
+
+    def _sync(self) -> None:
         self._await_body()
         refs = self._lazy_values()
         if not all(ref.is_done for ref in refs):
@@ -136,7 +152,7 @@ class State(StateBase):
             self._record.error_flag.is_seen = True
             return self._record.error
         try:
-            self.sync()
+            self._sync()
         except BaseException as e:
             if isinstance(e, Exception) or e is self._record.error:
                 return e
@@ -163,15 +179,16 @@ class State(StateBase):
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Yields the text of a variable, or of the whole state, in pieces as it is generated; in one piece if the
         program does not stream, or if the gen has `retries`. An error is raised after the last piece."""
-        if var_name is not None:
-            yield from pieces(self._lookup(var_name))
-        elif not self._record.options.stream:
-            yield from pieces(self._read(None))
-        else:
-            self._record.has_reader = True
-            render = Renderer(self._record.backend.welcome.chat)
-            for item in self._transcript.follow(self._is_view):
-                yield from pieces(render(item), whole=True)
+        with StateRead(self):
+            if var_name is not None:
+                yield from pieces(self._lookup(var_name))
+            elif not self._record.options.stream:
+                yield from pieces(self._read(None))
+            else:
+                self._record.has_reader = True
+                render = Renderer(self._record.backend.welcome.chat)
+                for item in self._transcript.follow(self._is_view):
+                    yield from pieces(render(item), whole=True)
 
     def _await_body(self) -> None:
         self._note_reader()

@@ -42,12 +42,15 @@ from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME
 from banyan.templates.argument_slot import ArgumentSlot
-from banyan.views.state_views import live, snippet, timeline, usage
+from banyan.views.state_views import calls, live, snippet, timeline, usage
 from banyan.views.transcript import Renderer, Transcript
 from banyan.views.usage import Usage
 
 P = TypeVar("P", bound="StateBase")
 S = TypeVar("S", bound="StateBase")
+E = TypeVar("E", bound=BaseException)
+MAX_CALLS = 8
+"""The note of a run's error lists at most this many calls: the last ones."""
 
 Branchwise = list[Expression] | tuple[Expression, ...] | Callable[[int], Expression]
 OnError = Literal["raise", "collect"]
@@ -596,6 +599,42 @@ class StateBase:
         if not self._closed:
             self._closed = "was dropped"
             self._record.add(wire.Drop(self._handle.number, tree=True))
+
+
+def with_state(error: E, state: StateBase) -> E:
+    """Add the state of a run to an error that the run raised, as `add_state` does. Returns the error."""
+    state._record.has_raised = True
+    add_state(error, state)
+    return error
+
+
+def add_state(error: BaseException, state: StateBase) -> None:
+    """Add a state to an error: as its attribute `state`, and as a note that lists the gens and selects of the run. An
+    error that already has a state keeps it: an inner run raised it. An error that refuses attributes, such as a frozen
+    dataclass, is not changed."""
+    if isinstance(error, Exception) and getattr(error, "state", None) is None:
+        lines = calls(state._record)
+        n = f"the last {MAX_CALLS} of {len(lines)} calls" if len(lines) > MAX_CALLS else "the calls so far"
+        note = [f"error.state is the state of program {state._record.name}; {n}:", *(lines[-MAX_CALLS:] or ["none"])]
+        with suppress(Exception):
+            error.state = state  # type: ignore[attr-defined]
+            error.add_note("\n  ".join(note))
+
+
+class StateRead:
+    """A `with` block that reads values of a state. After the body has ended, an error that the block raises gets the
+    state; before that, `run` adds it to the error with which the body ends."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: StateBase) -> None:
+        self._state = state
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is not None and self._state._record.ended.is_closed:
+            add_state(error, self._state)
 
 
 def _wire_part(leaf: Leaf) -> wire.Part:

@@ -40,10 +40,19 @@ def calls(record: ProgramRecord) -> list[str]:
     return lines
 
 
-def text_so_far(record: ProgramRecord, state: int) -> str:
-    """The prompt of a state, with a note in place of each output that is not known. Never waits."""
-    gens = ((item.text, item.gen if item.is_output else None) for item in History(record, state).root.prompt)
-    return "".join(text if gen is None or gen.value is not None else f"[{_status(gen)}]" for text, gen in gens)
+def text_so_far(record: ProgramRecord, state: int, streamed: Mapping[int, str]) -> str:
+    """The prompt of a state, with a note in place of each output that is not known. Never waits.
+
+    streamed: number of a gen in a program that streams -> its text so far, which stands before the note.
+    """
+    parts = []
+    for item in History(record, state).root.prompt:
+        gen = item.gen if item.is_output else None
+        if gen is None or gen.value is not None:
+            parts.append(item.text)
+        else:
+            parts.append(f"{streamed.get(gen.op.ref, '')}[{_status(gen)}]")
+    return "".join(parts)
 
 
 def _status(gen: GenHistory) -> str:

@@ -102,6 +102,68 @@ def test_error_of_a_gen_carries_the_state() -> None:
     assert "\n  second failed [" in raised.value.__notes__[0]
 
 
+@bn.function
+def second_fails(s: bn.State) -> None:
+    s += bn.assistant(bn.gen("first") + "." + bn.gen("second", type=list[int]))
+
+
+LATER_READS: dict[str, Callable[[bn.State], Any]] = {
+    "a variable": lambda s: s["second"],
+    "a variable that is not set": lambda s: s["third"],
+    "value": lambda s: s.value("second"),
+    "get_meta_info": lambda s: s.get_meta_info("second"),
+    "text": lambda s: s.text(),
+    "messages": lambda s: s.messages(),
+    "sync": lambda s: s.sync(),
+    "text_iter": lambda s: list(s.text_iter()),
+    "partials": lambda s: list(s.partials("second")),
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("read", LATER_READS)
+def test_error_of_a_later_read_carries_the_state(read: str, is_streamed: bool) -> None:
+    state = second_fails.run(backend=bn.Mock(["1"]), stream=is_streamed)
+    with pytest.raises(bn.ProgramError) as raised:
+        LATER_READS[read](state)
+    assert raised.value.state is state
+    assert "1.[second failed]" in str(raised.value.state)
+    (note,) = raised.value.__notes__
+    assert "second failed [test_error_state.py:" in note
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_str_shows_what_is_known_also_as_the_first_read(is_streamed: bool) -> None:
+    state = second_fails.run(backend=bn.Mock(["1"]), stream=is_streamed)
+    assert str(state) == f"{state}" == "<|im_start|>assistant\n1.[second failed]<|im_end|>\n"
+
+
+def test_str_raises_in_the_body_whose_prompt_may_take_it() -> None:
+    @bn.function
+    def quotes_itself(s: bn.State) -> None:
+        s += bn.gen("first") + bn.gen("second")
+        s += f"So far: {s}"
+
+    with pytest.raises(bn.ProgramError, match="script"):
+        quotes_itself.run(backend=bn.Mock(["1"]))
+
+
+def test_str_of_a_stream_shows_the_start_of_an_unfinished_output() -> None:
+    slow = bn.Mock(["1", str([2] * 100)], latency=lambda call: 10 * (call.op.name == "second"))
+    state = second_fails.run(backend=slow, stream=True)
+    assert next(state.text_iter("second")) == "[2, "
+    state.cancel()
+    assert "1.[2, " in str(state)
+    assert "[second was stopped]" in str(state)
+
+
+def test_str_waits_also_after_the_error_of_a_later_read() -> None:
+    state = second_fails.run(backend=bn.Mock(["1", "[2]"], latency=0.1))
+    with pytest.raises(bn.UnknownVariable):
+        state["third"]
+    assert "1.[2]<" in str(state)
+
+
 def test_the_inner_of_two_runs_is_named() -> None:
     @bn.function
     def outer(s: Any) -> None:
