@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
+from banyan.tools.toolbox import ToolCall
 
 
 class TimeSpan(NamedTuple):
@@ -25,6 +26,13 @@ class TimeSpan(NamedTuple):
     error: str = ""
 
 
+class Round(NamedTuple):
+    """One model turn that called tools: its full text and the executed calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+
 class Sent(NamedTuple):
     """One message of a program. at: when it was sent, in seconds of time.monotonic(). why: what caused the flush."""
 
@@ -34,14 +42,16 @@ class Sent(NamedTuple):
 
 
 class RunTrace:
-    """What one run sent, and its time spans."""
+    """What one run sent, its time spans, and its rounds of tool calls."""
 
-    __slots__ = ("began", "ended", "sent", "spans", "templates")
+    __slots__ = ("began", "ended", "rounds", "sent", "spans", "templates")
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.ended = 0.0
         """When the body returned or raised; 0.0 before that."""
+        self.rounds: dict[int, list[Round]] = {}
+        """For each gen with tools, by the number of its value: the rounds that have ended."""
         self.sent: list[Sent] = []
         self.spans: list[TimeSpan] = []
         self.templates: dict[int, ProgramTemplate] = {}

@@ -24,7 +24,7 @@ import msgspec
 
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord
-from banyan.execution.run_trace import TimeSpan
+from banyan.execution.run_trace import Round, TimeSpan
 from banyan.execution.thread_pool import ThreadPool
 from banyan.lang import fstring
 from banyan.lang.json_types import plain
@@ -38,13 +38,6 @@ _logger = logging.getLogger("banyan")
 N_THREADS = 32
 """The largest number of sync tools that run concurrently. A tool that another tool calls gets a thread beyond this
 limit. Each tool that still runs after its timeout raises the limit by one, because Python cannot end a thread."""
-
-
-class Round(NamedTuple):
-    """One model turn that called tools: its full text and the executed calls."""
-
-    text: str
-    calls: tuple[ToolCall, ...]
 
 
 class Caller(ServerCallback):
@@ -62,7 +55,7 @@ class Caller(ServerCallback):
                 self._loop = asyncio.get_running_loop()
         self._running: asyncio.Task[None] | None = None
         self._n_streamed = 0  # characters of this round already in `full_text`
-        self.rounds: list[Round] = []
+        self.rounds = record.trace.rounds[ref] = list[Round]()
         """The rounds that have ended."""
         self.full_text: Feed[str] | None = None
         """If the program streams: everything the gen appends to the prompt, tool results included."""

@@ -3,7 +3,7 @@ arrived. Never waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -13,6 +13,7 @@ from banyan.views.usage import COUNTS, GenUsage, Usage
 
 if TYPE_CHECKING:
     from banyan.execution.program_record import ProgramRecord
+    from banyan.execution.run_trace import Round
 
 Kind = Literal["marker", "text", "spliced", "gen", "select", "joined", "adopted"]
 """marker: text of the chat template. spliced: a value that was inserted as text. joined: text of a joined branch.
@@ -20,11 +21,13 @@ adopted: output of an adopted branch."""
 
 
 class GenHistory(NamedTuple):
-    """A gen or select and its result. value and error are both None while it is under way."""
+    """A gen or select and its result. value and error are both None while it is under way. rounds: the rounds of tool
+    calls that have ended."""
 
     op: wire.Gen | wire.Select
     value: wire.Value | None = None
     error: BaseException | None = None
+    rounds: Sequence[Round] = ()
 
     @property
     def label(self) -> str:
@@ -176,12 +179,12 @@ class History:
         return PromptItem("marker", "")  # a part without text, such as an image
 
     def _gen(self, op: wire.Gen | wire.Select) -> GenHistory:
-        future = self._program.future(op.ref)
+        future, rounds = self._program.future(op.ref), tuple(self.trace.rounds.get(op.ref, ()))
         if not future.done():
-            return GenHistory(op)
+            return GenHistory(op, rounds=rounds)
         if (error := future.exception()) is not None:
-            return GenHistory(op, error=error)
-        gen = GenHistory(op, future.result())
+            return GenHistory(op, error=error, rounds=rounds)
+        gen = GenHistory(op, future.result(), rounds=rounds)
         self._texts[op.ref] = gen.text
         return gen
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.protocol import wire
+from banyan.tools.toolbox import ToolCall
 from banyan.views import svg
 from banyan.views.history import BranchHistory, GenHistory, History, usage_of
 from banyan.views.prompt_spans import PromptSpan, prompt_spans
@@ -157,9 +158,10 @@ def _span(span: PromptSpan, labelled: set[int]) -> str:
     output of its gen, it gets the gen's name, and the ref is added to `labelled`."""
     gen, shared = span.item.gen if span.item.is_output else None, " shared" if span.is_shared else ""
     if gen is not None and gen.value is None:
+        calls = _calls(gen)
         if gen.error is not None:
-            return f'<em class="bad{shared}">{escape(gen.label)} failed: {escape(_first_line(gen.error))}</em>'
-        return f'<em class="generated{shared}">{escape(gen.label)} is under way</em>'
+            return f'{calls}<em class="bad{shared}">{escape(gen.label)} failed: {escape(_first_line(gen.error))}</em>'
+        return f'{calls}<em class="generated{shared}">{escape(gen.label)} is under way</em>'
     if not span.text:
         return ""
     label = ""
@@ -175,6 +177,16 @@ def _span(span: PromptSpan, labelled: set[int]) -> str:
         title = f"{gen.label}, {gen.op.line}, " + (f"constrained to {gen.constraint}, " if gen.constraint else "")
     title += MEANINGS[span.origin] + (f", {n} tokens" if n > 1 else "")
     return f'<span class="{classes}" title="{escape(title)}">{label}{text}</span>'
+
+
+def _calls(gen: GenHistory) -> str:
+    """The HTML of the tool calls of an unfinished gen, as far as they have returned: a line for each."""
+    calls = [call for turn in gen.rounds for call in turn.calls]
+    return "".join(escape(f"{call.name}({_arguments(call)}): {call.result}\n") for call in calls)
+
+
+def _arguments(call: ToolCall) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
 
 
 def _is_constrained(span: PromptSpan) -> bool:

@@ -56,9 +56,10 @@ def text_so_far(record: ProgramRecord, state: int, streamed: Mapping[int, str]) 
 
 
 def _status(gen: GenHistory) -> str:
-    """The name of the gen, and why its output is not known."""
-    is_stopped = isinstance(gen.error, Cancelled)
-    return f"{gen.label} {'is under way' if gen.error is None else 'was stopped' if is_stopped else 'failed'}"
+    """The name of the gen, why its output is not known, and how many rounds of tool calls have ended."""
+    status = "is under way" if gen.error is None else "was stopped" if isinstance(gen.error, Cancelled) else "failed"
+    n = len(gen.rounds)
+    return f"{gen.label} {status}" + (f" after {n} round{'s' * (n > 1)} of tool calls" if n else "")
 
 
 def timeline(record: ProgramRecord, state: int, path: str | Path | None) -> dict[str, Any]:

@@ -125,6 +125,26 @@ def test_failures_are_shown_not_raised() -> None:
     assert "<no>" not in page.html
 
 
+def test_tool_calls_of_a_failed_gen_are_shown() -> None:
+    @bn.tool
+    def lookup(key: str) -> str:
+        "Look it up."
+        return f"<no {key}>"
+
+    @bn.function
+    def agent(s: bn.State) -> None:
+        s += bn.assistant(bn.gen("a", tools=[lookup], max_rounds=2))
+
+    calls: list[Any] = [{"lookup": {"key": "lamp"}}, ({"lookup": {"key": "desk"}}, {"lookup": {"key": "chair"}})]
+    state = agent.run(backend=bn.Mock([*calls, *calls]))
+    html = unescape(state.show().html)
+    assert "lookup(key='lamp'): <no lamp>\nlookup(key='desk'): <no desk>\nlookup(key='chair'): <no chair>\n<em" in html
+    with pytest.raises(bn.ToolError) as raised:
+        state["a"]
+    assert "a failed after 2 rounds of tool calls [" in raised.value.__notes__[0]
+    assert "[a failed after 2 rounds of tool calls]" in str(state)
+
+
 # ---- spans of a prompt ---------------------------------------------------------------------------------------------
 
 
