@@ -16,7 +16,7 @@ from banyan.backends.base import Question
 from banyan.backends.job import ALL, CHATML, Job, as_banyan_error, features
 from banyan.backends.local import LocalProgram
 from banyan.execution.clock import Alarm, clock
-from banyan.runtime.errors import BanyanError, ConfigError, Unsupported
+from banyan.runtime.errors import BanyanError, ConfigError, Unsupported, copy_of
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.executor.select_scoring import decide, with_tokens
 from banyan.runtime.protocol import wire
@@ -194,6 +194,8 @@ def _call(now: float, seconds: float, action: Callable[[], None]) -> Alarm | Non
 def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:
     """Returns the answer, cut before the first stop string or after the first match of a pattern. If the answer is an
     exception, raises it."""
+    if isinstance(answer, BanyanError):
+        raise copy_of(answer)  # the error gets the place of the gen, and the script may use `answer` again
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, wire.Sample):

@@ -151,6 +151,20 @@ def test_script_can_raise_failures(latency: float) -> None:
     assert (raised.value.gen, raised.value.prompt_tail) == ("b", "Qx|")
 
 
+def test_error_that_answers_twice_names_each_gen() -> None:
+    @bn.function
+    def program(s: bn.State, name: str) -> None:
+        s += name + bn.gen(name)
+
+    too_long = bn.PromptTooLong("9 tokens too many")
+    mock = bn.Mock(lambda prompt, name: too_long)
+    for name in ("a", "b"):
+        with pytest.raises(bn.PromptTooLong) as raised:
+            program.run(name, backend=mock)[name]
+        assert (raised.value.gen, raised.value.prompt_tail) == (name, name)
+    assert too_long.gen == ""
+
+
 # ---- latency -------------------------------------------------------------------------------------------------------
 
 
