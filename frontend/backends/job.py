@@ -17,6 +17,7 @@ from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.reasoning import ReasoningParser
+from banyan.views.transcript import role_markers
 
 CHATML = wire.ChatMarkers(
     roles={name: (f"<|im_start|>{name}\n", "<|im_end|>\n") for name in ("system", "user", "assistant", "tool")},
@@ -117,13 +118,15 @@ class LocalPrompt(Prompt):
     def render(self, start: int) -> str:
         """The pieces from `start` on as text."""
         chat, role, texts = self._chat, open_role(self.pieces, start), list[str]()
+        is_first = not any(isinstance(piece, wire.BeginTurn) for piece in self.pieces[:start])
         for piece in self.pieces[start:]:
             match piece:
                 case str():
                     texts.append(piece)
                 case wire.BeginTurn():
                     role = piece.role
-                    texts.append(chat.roles[role][0] if chat else "")
+                    texts.append(role_markers(chat, role, is_first)[0])
+                    is_first = False
                 case wire.EndTurn():
                     texts.append(chat.roles[role][1] if chat and role else "")
                     role = None

@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import banyan as bn
+from banyan.backends.job import CHATML
 from banyan.runtime.protocol import wire
 
 
@@ -82,6 +84,25 @@ def test_select_accepts_only_a_choice() -> None:
     assert program.run(backend=bn.Mock("no"))["c"] == "no"
     with pytest.raises(bn.ProgramError, match="'maybe' is not among the choices: yes, no"):
         program.run(backend=bn.Mock("maybe"))["c"]
+
+
+@pytest.mark.parametrize("first", ["user", "system"])
+def test_prompt_begins_with_the_default_system_prompt_of_the_template(first: str) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        with s.var_scope("first"):
+            s += bn.role(first, "Q")
+        with s.var_scope("second"):
+            s += bn.user("R")
+        s += bn.assistant(bn.gen("a"))
+
+    mock = bn.Mock("x", chat=replace(CHATML, default_system="Be brief."))
+    state = program.run(backend=mock)
+    streamed = "".join(program.run(backend=mock, stream=True).text_iter())
+    default = "<|im_start|>system\nBe brief.<|im_end|>\n" if first == "user" else ""
+    assert state.text() == streamed == f"{mock.calls[0].prompt}x<|im_end|>\n"
+    assert state["first"] == f"{default}<|im_start|>{first}\nQ<|im_end|>\n"
+    assert state["second"] == "<|im_start|>user\nR<|im_end|>\n"
 
 
 def test_turn_without_chat_markers_raises() -> None:
