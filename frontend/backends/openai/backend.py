@@ -230,6 +230,10 @@ class OpenAI:
                     job.deliver_separated(text)
                 elif text:
                     job.deliver(text)
+            # Some servers give no finish_reason, others no [DONE]. A stream with neither was cut: a connection that
+            # closes is also how HTTP ends a body without a length.
+            if not (reader.has_ended or bounds.has_done_event(chunks.response)):
+                raise ProgramError(f"{self.base_url} ended its answer in the middle: no finish_reason came, no [DONE]")
             return reader.outcome()
         finally:
             with contextlib.suppress(Exception):  # an earlier error is the one to report

@@ -23,6 +23,7 @@ UNLIMITED = 1 << 14
 MAX_EVENT_LINES = 1024
 """The most lines of one event of a stream. They are limited because the package joins them in quadratic time."""
 _END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
+_END_OF_STREAM = re.compile(rb"[\r\n]data: ?\[DONE\]")
 
 
 class AnswerLimits(NamedTuple):
@@ -77,16 +78,15 @@ def http_client() -> Any:
         reading it raises openai.OpenAIError."""
 
         def __init__(self, stream: Any, has_lines: bool) -> None:
-            self._stream, self._has_lines = stream, has_lines
+            self._stream, self.counter = stream, BodyCounter(limits.get(), has_lines)
             self._is_closed = False
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            counter = BodyCounter(limits.get(), self._has_lines)
             # the HTTP library's generators do not close the generators that they read
             async with aclosing(aiter(self._stream)) as parts:
                 async for data in parts:
                     try:
-                        counter.count(data)
+                        self.counter.count(data)
                     except AnswerTooLarge as e:
                         raise openai.OpenAIError(str(e)) from e  # the package does not retry after an error of its own
                     yield data
@@ -107,6 +107,13 @@ def http_client() -> Any:
     return kind(verify=context, headers={"accept-encoding": "identity"}, event_hooks={"response": [bound]})
 
 
+def has_done_event(response: Any) -> bool:
+    """Whether a response, which was read, has the event [DONE] that ends a stream. False if its HTTP client is not from
+    `http_client`, because then nothing tells."""
+    counter = getattr(response.stream, "counter", None)
+    return counter is not None and counter.is_done
+
+
 @cache
 def _ssl_context(package: str, *_: str | None) -> Any:
     """The TLS context that the openai package would create for each client. It is cached, because reading the
@@ -116,13 +123,17 @@ def _ssl_context(package: str, *_: str | None) -> Any:
 
 
 class BodyCounter:
-    """Counts a body as it arrives, and raises AnswerTooLarge where it exceeds a limit."""
+    """Counts a body as it arrives, and raises AnswerTooLarge where it exceeds a limit.
+
+    is_done: the body is a stream, and its event [DONE] has come."""
 
     def __init__(self, limits: AnswerLimits, has_lines: bool = True) -> None:
         """has_lines: the body is a stream of events, whose lines have limits too."""
         self._limits, self._has_lines = limits, has_lines
         self._n_bytes = self._n_line = self._n_event_lines = 0
         self._last = b""  # the last bytes so far: the end of an event may be split between two calls
+        self._tail = b""  # more of them: the event [DONE] may be split too
+        self.is_done = False
 
     def count(self, data: bytes) -> None:
         """Count more bytes of the body. AnswerTooLarge: a limit is exceeded."""
@@ -141,6 +152,8 @@ class BodyCounter:
             self._n_event_lines = 0
         self._n_event_lines += sum(seen.count(end, ends[-1] if ends else 0) for end in (b"\n", b"\r"))
         self._last = seen[-3:]
+        self.is_done = self.is_done or _END_OF_STREAM.search(self._tail + data) is not None
+        self._tail = (self._tail + data)[-12:]
         for what, n, limit in (
             ("bytes in a line", self._n_line, self._limits.n_line),
             ("lines in an event", self._n_event_lines // 2, MAX_EVENT_LINES),  # a line may end with two characters

@@ -54,6 +54,11 @@ class ResponseReader:
         self.first = self.first or (time.monotonic() if new_reasoning or new else 0.0)
         return new_reasoning if self._has_reasoning else "", new
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server said of each choice why it ends."""
+        return all(choice.finish_reason for choice in self._choices.values())
+
     def outcome(self) -> GenOutcome:
         """The outcome of the whole response. ProgramError: the model refused, or the number of choices is wrong."""
         if not self._choices:

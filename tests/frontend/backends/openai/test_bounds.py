@@ -91,8 +91,8 @@ def run(backend: bn.OpenAI, stream: bool = False, **options: Any) -> str:
     return str(chat.run(opts=bn.Options(backend=backend, stream=stream))["a"])
 
 
-def event(text: str, field: str = "content") -> bytes:
-    choices = [{"index": 0, "delta": {field: text}, "finish_reason": None}]
+def event(text: str, field: str = "content", finish: str | None = None) -> bytes:
+    choices = [{"index": 0, "delta": {field: text}, "finish_reason": finish}]
     chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": choices}
     return b"data: %s\n\n" % json.dumps(chunk).encode()
 
@@ -122,6 +122,27 @@ def test_endless_answer_is_an_error(hostile: Any, case: str) -> None:
     assert server.url in raised.value.message
     assert server.n_requests == 1, "it is not asked again"
     assert server.n_sent < 16 * MIB, "with what lies in the buffers of the sockets"
+
+
+CALL = b'"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{"}}]'
+CUT = {
+    "text": event("Paris lies") + event(" on"),
+    "text that looks like an end": event("[DONE]\ndata: [DONE]"),
+    "call": event("").replace(b'"content": ""', CALL),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_stream_that_was_cut_is_an_error(hostile: Any, case: str) -> None:
+    _, backend = hostile(lambda: iter((EVENTS, CUT[case])))
+    with pytest.raises(ProgramError, match="ended its answer in the middle"):
+        run(backend, stream=True)
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data:[DONE]\r\n\r\n", event("", finish="stop")])
+def test_stream_ends_with_done_or_a_finish_reason(hostile: Any, end: bytes) -> None:
+    _, backend = hostile(lambda: iter((EVENTS, event("42"), end[:8], end[8:])))
+    assert run(backend, stream=True) == "42"
 
 
 @pytest.mark.parametrize("case", in_short(["text", "line"], [case for case in CASES if CASES[case][1]]))
