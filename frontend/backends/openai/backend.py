@@ -23,6 +23,7 @@ from banyan.runtime.errors import (
     ConnectFailed,
     DeadlineExceeded,
     ModelNotFound,
+    Overloaded,
     ProgramError,
     PromptTooLong,
     RuntimeLost,
@@ -34,6 +35,9 @@ from banyan.sglang.unsupported import FixedChatTemplate
 
 COMPLETION_MODELS = frozenset({"gpt-3.5-turbo-instruct", "davinci-002", "babbage-002"})
 """Models that take text, not turns, unless `is_chat_model` says otherwise."""
+BROKEN = frozenset({"ReadError", "WriteError", "CloseError", "RemoteProtocolError"})
+"""Errors of the HTTP library (httpx or httpx2) on a connection that was made. They concern one request: only an error
+without a connection says that the server cannot be reached."""
 
 
 class ApiTokenUsage:
@@ -94,11 +98,13 @@ class OpenAI:
     other such option are refused. max_in_flight: the most requests at a time.
 
     All requests run on one thread of the process. The client retries temporary failures (no connection, 408, 409, 429,
-    5xx) max_retries times (2), after growing pauses, or after the pause that the server asks for. Other failures
-    are raised where the value is read. An answer fails too if it is larger than its request can need, or takes longer
-    than six times `timeout` in all. With an http_client of your own, limiting the size of responses is up to that
-    client. A select on a completion model scores its choices by the log-probabilities that `echo` returns; on a chat
-    model it generates the choice under a schema that allows nothing else.
+    5xx) max_retries times (2), after growing pauses, or after the pause that the server asks for. Other failures are
+    raised where the value is read. RuntimeLost means that no connection can be made. A 5xx or a connection that breaks
+    is a ProgramError, and a 429 is Overloaded: they fail one branch, or one item of a batch. An answer fails too if it
+    is larger than its request can need, is cut, or takes longer than six times `timeout` in all. With an http_client of
+    your own, limiting the size of responses is up to that client, and a stream needs a finish_reason. A select on a
+    completion model scores its choices by the log-probabilities that `echo` returns; on a chat model it generates the
+    choice under a schema that allows nothing else.
 
     ConfigError: the package is missing, or an argument is wrong.
     """
@@ -274,14 +280,16 @@ class OpenAI:
                 translated = DeadlineExceeded(
                     f"{self.base_url} did not answer in time, also after retries; raise timeout="
                 )
+            case openai.APIConnectionError() if type(error.__cause__).__name__ in BROKEN:
+                translated = ProgramError(f"{self.base_url} ended the connection: {error.__cause__}")
             case openai.APIConnectionError():
                 translated = RuntimeLost(f"{self.base_url} cannot be reached: {error.__cause__ or error}")
             case openai.AuthenticationError() | openai.PermissionDeniedError():
                 translated = ConfigError(f"{message}; see api_key=")
             case openai.NotFoundError():
                 translated = ModelNotFound(message)
-            case openai.RateLimitError() | openai.InternalServerError():
-                translated = RuntimeLost(message)
+            case openai.RateLimitError():
+                translated = Overloaded(message)
             case openai.APIStatusError() if error.code == "context_length_exceeded":
                 translated = PromptTooLong(message)
         translated.__cause__ = error

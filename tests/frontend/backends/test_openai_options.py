@@ -153,9 +153,9 @@ def test_chat_model_refuses_unsupported_constructs(serve: Any, fake: ModuleType,
 @pytest.mark.parametrize(
     ("status", "code", "n_tries", "error"),
     [
-        (500, None, 3, bn.RuntimeLost),
-        (503, None, 3, bn.RuntimeLost),
-        (429, None, 3, bn.RuntimeLost),
+        (500, None, 3, bn.ProgramError),
+        (503, None, 3, bn.ProgramError),
+        (429, None, 3, bn.Overloaded),
         (400, None, 1, bn.ProgramError),
         (400, "context_length_exceeded", 1, bn.PromptTooLong),
         (401, None, 1, bn.ConfigError),
@@ -187,8 +187,35 @@ def test_retry_hides_a_transient_failure(serve: Any, fake: ModuleType) -> None:
     api, backend = serve(answer)
     assert chat.run(backend=backend)["a"] == "success"
     api, backend = serve(answer, max_retries=1)
-    with pytest.raises(bn.RuntimeLost):
+    with pytest.raises(bn.ProgramError, match="503"):
         chat.run(backend=backend)["a"]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_failed_request_fails_its_item_and_its_branch_only(
+    serve: Any, fake: ModuleType, tmp_path: Path, status: int
+) -> None:
+    def answer(path: str, body: Any) -> Any:
+        if body["messages"][-1]["content"] == "3":
+            raise fake.Refusal(status)
+        return fake.chat("x")
+
+    @bn.function
+    def item(s: bn.State, number: int) -> None:
+        s += bn.user(str(number)) + bn.assistant(bn.gen("a"))
+
+    @bn.function
+    def branches(s: bn.State) -> None:
+        forks = s.fork(5)
+        forks += lambda i: bn.user(str(i)) + bn.assistant(bn.gen("a"))
+        forks.join(on_error="collect")
+
+    _, backend = serve(answer, max_retries=0)
+    with pytest.raises(bn.BatchError) as raised:
+        item.run_batch([(i,) for i in range(5)], backend=backend, checkpoint=tmp_path / "batch")
+    assert list(raised.value.errors) == [3]
+    assert len(raised.value.results) == 4
+    assert [type(value) for value in branches.run(backend=backend)["a"]] == [str, str, str, bn.ForkError, str]
 
 
 def test_unreachable_server_raises_runtime_lost() -> None:
