@@ -16,6 +16,7 @@ from banyan.backends.base import Question
 from banyan.backends.job import ALL, CHATML, Job, as_banyan_error, features
 from banyan.backends.local import LocalProgram
 from banyan.execution.clock import Alarm, clock
+from banyan.execution.thread_pool import SerialQueue, ThreadPool
 from banyan.runtime.errors import BanyanError, ConfigError, Unsupported, copy_of
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.executor.select_scoring import decide, with_tokens
@@ -23,6 +24,9 @@ from banyan.runtime.protocol import wire
 
 CHAT = CHATML
 """The default role markers in the prompts of a Mock."""
+INTERNAL_THREADS = frozenset({"banyan-clock", "banyan-flush", "banyan-tools", "banyan-check"})
+"""Names of the threads that serve all programs of the process. A script must not hold them up, and must not end
+them."""
 
 Calls: TypeAlias = "Mapping[str, Mapping[str, Any]]"
 Answer: TypeAlias = "str | wire.Sample | Mapping[str, float] | Calls | tuple[Calls, ...] | BaseException"
@@ -63,7 +67,8 @@ class Mock:
     "json_schema", "grammar", "choices"), "select" and its methods, "tools", "image", "raw", "roles" and "stream".
 
     latency: seconds until an answer comes, or a function that returns them for a MockCall. With 0, the answer comes at
-    once, in the caller's thread. The text of a gen that streams comes word by word, spread over the latency.
+    once, in the caller's thread, or on a thread of the Mock if a tool or a timer goes on with the program. The text of
+    a gen that streams comes word by word, spread over the latency.
     """
 
     def __init__(
@@ -87,6 +92,8 @@ class Mock:
         if not callable(latency) and not latency >= 0:
             raise ConfigError(f"latency is {latency}; it must be 0 or more seconds")
         self._script, self._latency = script, latency
+        given = (latency, *(script.values() if isinstance(script, Mapping) else (script,)))
+        self._has_functions = any(map(callable, given))
         self._n_answered: dict[Any, int] = {}
         self._lock = threading.Lock()
 
@@ -108,6 +115,20 @@ class Mock:
                 raise Unsupported(f"{what}: this Mock was made to refuse it (refuses=)")
         call = MockCall(job.text, job.op.name, job.op)
         self.calls.append(call)
+        is_internal = self._has_functions and threading.current_thread().name in INTERNAL_THREADS
+        if is_internal and isinstance(job.owner, _MockProgram):
+            job.owner.scripts.run(partial(self._answer_on_pool, job, call))
+        else:
+            self._answer(job, call)
+
+    def _answer_on_pool(self, job: Job, call: MockCall) -> None:
+        try:
+            if not job.is_over:
+                self._answer(job, call)
+        except BaseException as e:  # such as pytest.fail: there is no caller to get it
+            job.finish(as_banyan_error(e, "the script of the Mock raised"))
+
+    def _answer(self, job: Job, call: MockCall) -> None:
         seconds = self._latency(call) if callable(self._latency) else self._latency
         pieces: list[str] = []
         try:
@@ -177,6 +198,7 @@ class _MockProgram(LocalProgram):
     def __init__(self, mock: Mock, name: str) -> None:
         super().__init__(mock, name)
         self._submits = mock.submits
+        self.scripts = SerialQueue(_threads)
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         self._submits.append(tuple(ops))
@@ -226,3 +248,6 @@ def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.WireToo
         wire.WireToolCall(f"call_{number}_{i}", name, msgspec.json.encode(arguments).decode())
         for i, (name, arguments) in enumerate(pairs)
     )
+
+
+_threads = ThreadPool(name="banyan-mock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Protocol
+
+_logger = logging.getLogger("banyan")
 
 FLUSH_AFTER = 0.001
 """Seconds from the first unsent gen of a program to the flush by the thread."""
@@ -67,7 +70,10 @@ class Clock:
                 alarm = heappop(self._due)[2]
                 action = alarm.action
             if action is not None:
-                action()
+                try:
+                    action()
+                except BaseException:  # without this thread, nothing in the process would time out any more
+                    _logger.exception("a function that the clock called raised")
             del alarm, action  # these variables would keep objects alive until the next alarm, which may be far off
 
 

@@ -68,6 +68,34 @@ class ThreadPool:
             del work  # this variable would keep its program alive until the next work comes
 
 
+class SerialQueue:
+    """Runs functions on threads of a pool, one after another, in the context in which the queue was made."""
+
+    def __init__(self, threads: ThreadPool) -> None:
+        self._threads, self._context = threads, copy_context()
+        self._lock = threading.Lock()
+        self._queue: deque[Callable[[], None]] = deque()
+        self._is_running = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run `work`, which must not raise, after the functions of earlier calls."""
+        with self._lock:
+            self._queue.append(work)
+            if self._is_running:
+                return
+            self._is_running = True
+        self._context.copy().run(self._threads.run, self._run_all)
+
+    def _run_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._is_running = False
+                    return
+                work = self._queue.popleft()
+            work()
+
+
 def body_threads() -> ThreadPool:
     """The pool of this process that runs bodies."""
     return _body_threads

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -184,6 +186,73 @@ def test_error_that_answers_twice_names_each_gen() -> None:
             program.run(name, backend=mock)[name]
         assert (raised.value.gen, raised.value.prompt_tail) == (name, name)
     assert too_long.gen == ""
+
+
+# ---- scripts that a timer or a tool calls ----
+
+
+@bn.tool
+def clear() -> str:
+    """Clear it."""
+    return "done"
+
+
+@bn.function
+def two_gens(s: bn.State) -> None:
+    s += bn.user("1") + bn.assistant(bn.gen("a")) + bn.user("2") + bn.assistant(bn.gen("x"))
+
+
+@bn.function
+def tool_round(s: bn.State) -> None:
+    s += bn.user("1") + bn.assistant(bn.gen("x", tools=[clear]))
+
+
+@bn.function
+def retry(s: bn.State) -> None:
+    s += bn.user("1") + bn.assistant(bn.gen("x", type=int, retries=1))
+
+
+BY = {
+    "clock": (two_gens, "1", 0.01),
+    "tools": (tool_round, {"clear": {}}, 0),
+    "check": (retry, "no number", 0),
+}
+"""Thread -> (a program whose second call it makes, the first answer, the latency)."""
+
+
+@pytest.fixture(params=BY)
+def run_by_thread(request: pytest.FixtureRequest) -> Callable[[Callable[[], str]], bn.State]:
+    """`run_by_thread(second)`: run a program whose second answer is `second()`."""
+    program, first, latency = BY[request.param]
+
+    def run(second: Callable[[], str]) -> bn.State:
+        def script(prompt: str, name: str) -> Any:
+            if len(mock.calls) == 1:
+                return first
+            assert threading.current_thread().name == "banyan-mock"
+            return second()
+
+        mock = bn.Mock(script, latency=latency)
+        return program.run(backend=mock)
+
+    return run
+
+
+def test_script_may_run_programs_on_any_thread(run_by_thread: Any) -> None:
+    inner = bn.Mock("4", latency=0.01)
+    assert run_by_thread(lambda: two_gens.run(backend=inner)["x"])["x"] == "4"
+
+
+def test_exception_that_is_no_error_fails_the_gen_on_any_thread(run_by_thread: Any) -> None:
+    state = run_by_thread(lambda: pytest.fail("unexpected prompt"))
+    with pytest.raises(bn.ProgramError, match="Failed: unexpected prompt"):
+        state["x"]
+    assert two_gens.run(backend=bn.Mock("y", latency=0.01))["x"] == "y", "the clock goes on"
+
+
+def test_script_sees_the_backend_that_its_program_was_started_with(run_by_thread: Any) -> None:
+    with bn.using(bn.Mock("5")):
+        assert run_by_thread(lambda: two_gens.run()["x"])["x"] == "5"
 
 
 # ---- latency -------------------------------------------------------------------------------------------------------

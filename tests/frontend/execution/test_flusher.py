@@ -52,6 +52,23 @@ def test_gens_are_sent_while_the_body_is_busy(mock: bn.Mock, is_computing: bool)
     program.run(backend=bn.Mock(script))
 
 
+def test_script_of_a_mock_does_not_run_on_the_flusher() -> None:
+    began = threading.Event()
+
+    def script(prompt: str, name: str) -> str:
+        began.set()
+        pytest.fail(f"on {threading.current_thread().name}")
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("x")
+        assert began.wait(10)
+
+    state = program.run(backend=bn.Mock(script))
+    with pytest.raises(bn.ProgramError, match="on banyan-mock"):
+        state["x"]
+
+
 def test_text_alone_is_not_flushed(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:

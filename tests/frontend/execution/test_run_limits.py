@@ -250,6 +250,18 @@ def test_clock_goes_on_after_an_endless_timeout() -> None:
     assert is_called.wait(10)
 
 
+def test_clock_goes_on_after_an_action_that_raised(caplog: pytest.LogCaptureFixture) -> None:
+    clock, is_called = Clock(), threading.Event()
+
+    def fail() -> None:
+        raise KeyboardInterrupt("no reason")
+
+    clock.call(0.0, fail)
+    clock.call(0.0, is_called.set)
+    assert is_called.wait(10)
+    assert "no reason" in caplog.text
+
+
 def test_error_after_a_timeout_names_the_unfinished_gen() -> None:
     """Also for a gen whose predecessor alone was already sent."""
     state = single_gen.bind(n=1).run(backend=bn.Mock("late", latency=30), opts=bn.Options(timeout=0.05))
