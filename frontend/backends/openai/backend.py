@@ -155,10 +155,10 @@ class OpenAI:
         return _ApiProgram(self, name)
 
     def ask(self, what: Question) -> Any:
-        """Returns a dict with the model, its address, and the numbers of requests and tokens so far, whatever is asked.
-        Unsupported: `what` is "flush", because a client cannot empty the server's cache."""
-        if what == "flush":
-            raise Unsupported("flush: a client cannot empty the cache behind an API")
+        """Returns a dict with the model, its address, and the numbers of requests and tokens so far. Unsupported:
+        `what` is "flush" or "check", because a client can neither empty nor check the server behind an API."""
+        if what in ("flush", "check"):
+            raise Unsupported(f"{what}: a client cannot {what} the server behind an API")
         usage = self.token_usage
         return {
             "model": self.model_name,

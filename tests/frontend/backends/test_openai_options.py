@@ -263,10 +263,12 @@ def test_azure_backend_accepts_its_own_arguments() -> None:
     assert backend._max_tokens_as == "max_completion_tokens"
 
 
-def test_flush_is_refused(serve: Any, fake: ModuleType) -> None:
+def test_flush_and_check_are_refused(serve: Any, fake: ModuleType) -> None:
     _, backend = serve(lambda path, body: fake.chat("x"))
-    with pytest.raises(bn.Unsupported, match="flush"):
+    with pytest.raises(bn.Unsupported, match="cannot flush"):
         bn.flush_cache(backend)
+    with pytest.raises(bn.Unsupported, match="cannot check"):
+        backend.ask("check")
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
