@@ -15,7 +15,8 @@ from banyan.lang.expr import Expression, GenExpr, Leaf, leaves
 from banyan.lang.lazy_value import LazyValue, fork_error, lazy_values, read_object
 from banyan.lang.state_base import OnError, StateBase, check_on_error, flat
 from banyan.runtime.errors import BadOutput, BadProgram, BanyanError, ForkError, Unsupported
-from banyan.runtime.future import when_all_done
+from banyan.runtime.future import ValueFuture, when_all_done
+from banyan.runtime.protocol import wire
 
 P = TypeVar("P", bound=StateBase)
 Step: TypeAlias = Expression | Callable[[Any], Expression]
@@ -23,7 +24,7 @@ Step: TypeAlias = Expression | Callable[[Any], Expression]
 
 def finishing(states: Sequence[StateBase]) -> Feed[int]:
     """Returns a feed of the indices of `states`. The feed gets an index when the branch has finished or failed, and
-    closes when it has all indices."""
+    closes when it has all indices. Branches that have finished already come in the order in which they finished."""
     feed = Feed[int]()
     with suppress(BanyanError):  # if the program could not be sent, its values have failed: all branches have finished
         states[0]._record.flush()
@@ -33,10 +34,18 @@ def finishing(states: Sequence[StateBase]) -> Feed[int]:
         if len(feed.items) == len(states):
             feed.close()
 
-    for i, state in enumerate(states):
-        joined = (ref.future for value in state._own_joined for ref in lazy_values(value))
-        when_all_done([*state._futures(), *joined], lambda i=i: put(i))  # type: ignore[misc]
+    futures = [
+        [*state._futures(), *(ref.future for value in state._own_joined for ref in lazy_values(value))]
+        for state in states
+    ]
+    for i in sorted(range(len(states)), key=lambda i: max(map(_ended, futures[i]), default=0.0)):
+        when_all_done(futures[i], lambda i=i: put(i))  # type: ignore[misc]
     return feed
+
+
+def _ended(future: ValueFuture[wire.Value]) -> float:
+    """When the value of a future became known; inf: it is not known yet, or has failed."""
+    return future.result().times.ended if future.done() and future.exception() is None else math.inf
 
 
 def _failure(state: StateBase) -> BanyanError | None:

@@ -258,6 +258,16 @@ def test_as_completed_yields_all_branches_in_finish_order(run: Any, echo: Any, b
     run(body, ordered.mock)
 
 
+def test_branches_that_have_finished_come_in_finish_order(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, "0", "1", "2")
+        for fork in forks:
+            fork["a"]
+        assert list(forks.as_completed()) == [forks[2], forks[1], forks[0]]
+
+    run(body, OrderedMock(echo, 2, 1, 0).mock)
+
+
 def test_branch_is_finished_after_its_own_branches(run: Any, echo: Any, branches: Any) -> None:
     ordered = OrderedMock(echo, 0, 2, 1)
 
