@@ -6,10 +6,12 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +20,7 @@ from msgspec.structs import replace
 from banyan.backends.base import Backend, OpenProgram, Question
 from banyan.backends.job import CallTurn, LocalPrompt, LocalReader, Output, ToolResults
 from banyan.backends.replay.recording_file import VERSION, Digest, Failure, Header, TapeEntry, Text, asked_of, encode
-from banyan.runtime.errors import BanyanError, Cancelled, ConfigError
+from banyan.runtime.errors import BanyanError, Cancelled, ConfigError, DeadlineExceeded
 from banyan.runtime.executor.executor import Executor, ProgramObserver
 from banyan.runtime.executor.generation import Generation, add_usage
 from banyan.runtime.executor.generator import Attempt, Done, GenOutcome
@@ -186,8 +188,10 @@ class _RecordedProgram(LocalReader, ProgramObserver):
 
     def __init__(self, backend: Backend, name: str, put: Callable[[TapeEntry], None]) -> None:
         self._program, self._chat, self._name, self._put = backend.program(name), backend.welcome.chat, name, put
-        self.future, self.cancel = self._program.future, self._program.cancel
-        self.limit, self.generate_ahead = self._program.limit, self._program.generate_ahead
+        self.future, self.generate_ahead = self._program.future, self._program.generate_ahead
+        self._began, self._cancelled_at = time.monotonic(), 0.0
+        self._end = inf  # when the timeout of the run or batch ends it
+        self._late: Failure | None = None  # the error of this timeout
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
         self._executor = Executor(self, self, self._lock)
@@ -211,6 +215,16 @@ class _RecordedProgram(LocalReader, ProgramObserver):
         for ref in refs:
             self._program.future(ref).add_done_callback(partial(self._take, ref))
         self._program.submit(ops, last)
+
+    def limit(self, limits: wire.ProgramLimits) -> None:
+        if limits.timeout:
+            late = DeadlineExceeded.of(limits.timeout_of, limits.timeout)
+            self._end, self._late = self._began + limits.left, Failure(late.code, late.message)
+        self._program.limit(limits)
+
+    def cancel(self) -> None:
+        self._cancelled_at = self._cancelled_at or time.monotonic()
+        self._program.cancel()
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         def record(delta: wire.Delta) -> None:
@@ -331,7 +345,14 @@ class _RecordedProgram(LocalReader, ProgramObserver):
                     )
                 )
                 self._keys[question.digest.after(value.samples[0].text)] = entry.key
-            elif isinstance(value, BanyanError) and not isinstance(value, Cancelled):
-                self._put(replace(entry, error=Failure(value.code, value.message)))
+            elif isinstance(value, BanyanError) and (failure := self._failure(value)) is not None:
+                self._put(replace(entry, error=failure))
         if attempt is not None:
             attempt.finish(GenOutcome(value.samples) if isinstance(value, wire.Value) else BanyanError("it failed"))
+
+    def _failure(self, error: BanyanError) -> Failure | None:
+        """What the entry of a gen that failed with `error` says: Cancelled, if its branch was dropped. None: the gen
+        gets no entry, because its program was cancelled."""
+        if not isinstance(error, Cancelled) or not self._cancelled_at:
+            return Failure(error.code, error.message)
+        return self._late if self._cancelled_at >= self._end else None

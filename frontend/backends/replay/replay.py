@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +16,24 @@ from banyan.backends.base import Question
 from banyan.backends.job import CallTurn, Job, LocalPrompt, Output, Piece, ToolResults, n_common
 from banyan.backends.local import LocalProgram
 from banyan.backends.replay.recording_file import Asked, Digest, TapeEntry, asked_of, read
-from banyan.runtime.errors import ReplayMismatch, from_code
+from banyan.execution.clock import clock
+from banyan.runtime.errors import Cancelled, ReplayMismatch, from_code
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
+
+PATIENCE = 60.0
+"""Seconds until a gen fails that has no answer in the recording because its branch was dropped. A program that waits
+for it does not do what was recorded, and must not wait for ever."""
 
 
 class Replay:
     """Answers gens and selects from the file `path` that a `Record` wrote.
 
     Each entry of the file answers once. If a gen runs again with the same prompt and options, it gets the next entry
-    that was recorded for them; entries of the same state come first. A gen that was not recorded fails with
-    ReplayMismatch, which names the first difference. ConfigError: the file cannot be read, is not a recording, or has
+    that was recorded for them; entries of the same state come first. Gens of one message are answered in the order of
+    the file, so that a race has the same winner. A gen whose branch was dropped before it was answered waits until the
+    branch is dropped again; after a minute it fails with ReplayMismatch. So does, at once, a gen that was not
+    recorded; the error names the first difference. ConfigError: the file cannot be read, is not a recording, or has
     another version.
     """
 
@@ -42,9 +53,9 @@ class Replay:
             no_images=header.no_images,
         )
         self._entries = entries
-        self._left: dict[str, list[TapeEntry]] = defaultdict(list)
-        for entry in entries:
-            self._left[entry.key].append(entry)
+        self._left: dict[str, list[tuple[int, TapeEntry]]] = defaultdict(list)
+        for place, entry in enumerate(entries):
+            self._left[entry.key].append((place, entry))
         self._by_key = {entry.key: entry for entry in entries}
         self._lock = threading.Lock()
 
@@ -55,11 +66,11 @@ class Replay:
     def unused(self) -> list[tuple[str, str]]:
         """(program, gen) of each entry that has not answered yet, in the order of the recording."""
         with self._lock:
-            left = {id(entry) for entries in self._left.values() for entry in entries}
-        return [(entry.program, entry.name) for entry in self._entries if id(entry) in left]
+            left = sorted(place for entries in self._left.values() for place, _ in entries)
+        return [(self._entries[place].program, self._entries[place].name) for place in left]
 
     def program(self, name: str = "") -> LocalProgram:
-        return LocalProgram(self, name)
+        return _ReplayedProgram(self, name)
 
     def ask(self, what: Question) -> Any:
         """Returns a dict with the model's name, the number of entries, and the number of entries that have not answered
@@ -74,20 +85,13 @@ class Replay:
         key = digest.key(asked_of(job.op))
         with self._lock:
             left = self._left.get(key, [])
-            found = next((entry for entry in left if entry.state == job.state), left[0] if left else None)
+            found = next((one for one in left if one[1].state == job.state), left[0] if left else None)
             if found is not None:
-                left[:] = [entry for entry in left if entry is not found]
+                left.remove(found)
         if found is None:
             raise self._mismatch(job, key)
-        if found.error is not None:
-            raise from_code(found.error.code, found.error.message)
-        if isinstance(job.op, wire.Gen) and job.op.stream:
-            for text in found.thoughts or (found.samples[0].reasoning,):
-                job.deliver_separated(text, is_thought=True)
-            for text in found.pieces or (() if found.calls else (found.samples[0].text,)):
-                job.deliver_separated(text)
-        outcome = GenOutcome(found.samples, found.usage, found.scores, calls=found.calls, prompt=found.prompt)
-        job.finish(outcome, is_separated=True)
+        assert isinstance(job.owner, _ReplayedProgram)
+        job.owner.answer(found[0], job, found[1])
 
     # ---- mismatches ------------------------------------------------------------------------------------------------
 
@@ -132,6 +136,59 @@ class Replay:
                 calls = one.calls
                 pieces += [CallTurn(x.text, calls) if calls else Output(x.text) for x in one.samples[:1]]
         return [*pieces, *(text for pair in entry.refused for text in pair)]
+
+
+class _ReplayedProgram(LocalProgram):
+    """A program whose jobs are answered in the order of their entries, as far as they were started together."""
+
+    def __init__(self, replay: Replay, name: str) -> None:
+        super().__init__(replay, name)
+        self._answers: list[tuple[int, Job, TapeEntry]] = []  # a heap
+        self._is_answering = False
+
+    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
+        with self._answering():
+            super().submit(ops, last)
+
+    def answer(self, place: int, job: Job, entry: TapeEntry) -> None:
+        """Answer a job once all jobs of the current message that can start have started. place: that of the entry."""
+        with self._lock:
+            heappush(self._answers, (place, job, entry))
+        with self._answering():
+            pass
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Give all answers after the block, or after another such block that is open on any thread."""
+        with self._lock:
+            is_outer, self._is_answering = not self._is_answering, True
+        try:
+            yield
+        finally:
+            while is_outer:
+                with self._lock:
+                    if not self._answers:
+                        self._is_answering = False
+                        break
+                    _, job, entry = heappop(self._answers)
+                _give(job, entry)
+
+
+def _give(job: Job, entry: TapeEntry) -> None:
+    """Answer a job with an entry."""
+    if entry.error is not None and entry.error.code == Cancelled.code:
+        missing = ReplayMismatch(f"{entry.name!r} was recorded without an answer, because its branch was dropped")
+        job.on_stop(clock().call(time.monotonic() + PATIENCE, partial(job.fail, missing)).cancel)
+    elif entry.error is not None:
+        job.fail(from_code(entry.error.code, entry.error.message))
+    else:
+        if isinstance(job.op, wire.Gen) and job.op.stream:
+            for text in entry.thoughts or (entry.samples[0].reasoning,):
+                job.deliver_separated(text, is_thought=True)
+            for text in entry.pieces or (() if entry.calls else (entry.samples[0].text,)):
+                job.deliver_separated(text)
+        outcome = GenOutcome(entry.samples, entry.usage, entry.scores, calls=entry.calls, prompt=entry.prompt)
+        job.finish(outcome, is_separated=True)
 
 
 def _plain(pieces: Iterable[Piece]) -> str:

@@ -463,6 +463,94 @@ def test_adopted_branch_is_replayed(path: Path) -> None:
     assert tree.run(backend=bn.Replay(path))["outer"].text() == first
 
 
+# ---- races and timeouts --------------------------------------------------------------------------------------------
+
+RACES: dict[str, Callable[[Any], bn.State]] = {
+    "first": lambda branches: branches.first(),
+    "first of two": lambda branches: branches.first(2)[0],
+    "second of two": lambda branches: branches.first(2)[1],
+    "vote": lambda branches: branches.vote("a"),
+}
+
+
+@bn.function
+def race(s: bn.State, name: str) -> None:
+    s += bn.user("Q")
+    branches = s.fork(4)
+    branches += lambda i: bn.assistant(f"{i}:" + bn.gen("a") + bn.gen("b"))
+    s.adopt(RACES[name](branches))
+    s += bn.user("sure?") + bn.assistant(bn.gen("c"))
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_race_has_the_same_winner(path: Path, name: str) -> None:
+    seconds = {"0:": 60.0, "1:": 0.1, "2:": 0.01, "3:": 0.05}
+    mock = bn.Mock("x", latency=lambda call: seconds.get(call.prompt[-2:], 0.0))
+    with bn.Record(mock, path) as recorder:
+        first = race.run(name, backend=recorder).text()
+    assert "0:" not in first
+    replay = bn.Replay(path)
+    assert race.run(name, backend=replay).text() == first
+    assert replay.unused == []
+
+
+def test_gen_that_was_dropped_in_the_recording_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @bn.function
+    def program(s: bn.State, waits: bool) -> None:
+        fork = s.fork(1)
+        fork += "slow" + bn.gen("slow")
+        s += "fast" + bn.gen("fast")
+        assert s["fast"] == "x"
+        if waits:
+            assert fork[0]["slow"]
+        fork[0].drop()
+
+    monkeypatch.setattr("banyan.backends.replay.replay.PATIENCE", 0.01)
+    with bn.Record(bn.Mock("x", latency=lambda call: 60.0 if call.name == "slow" else 0.0), path) as recorder:
+        program.run(False, backend=recorder).sync()
+    program.run(False, backend=bn.Replay(path)).sync()
+    with pytest.raises(bn.ReplayMismatch, match="'slow' was recorded without an answer"):
+        program.run(True, backend=bn.Replay(path))
+
+
+@pytest.mark.parametrize("of", ["run", "batch"])
+def test_timeout_is_replayed_at_once(path: Path, of: str) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("a") + bn.gen("b")
+
+    def error(backend: Any, **limit: Any) -> bn.BanyanError | None:
+        if of == "run":
+            return program.run(opts=bn.Options(backend=backend, **limit)).error()
+        return program.run_batch([()], backend=backend, on_error="return", **limit)[0].error()
+
+    with bn.Record(bn.Mock({"a": "x", "b": "y"}, latency=lambda c: 60.0 * (c.name == "b")), path) as recorder:
+        first = error(recorder, timeout=0.1)
+    again = error(bn.Replay(path))
+    assert isinstance(first, bn.DeadlineExceeded)
+    assert isinstance(again, bn.DeadlineExceeded)
+    assert first.message == again.message == f"the {of}'s timeout of 0.1 s ran out"
+
+
+def test_run_that_the_user_cancelled_is_replayed_up_to_there(path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("a")
+        assert s["a"] == "x"
+        s += bn.gen("b")
+
+    mock = bn.Mock({"a": "x", "b": "y"}, latency=lambda c: 60.0 * (c.name == "b"))
+    with bn.Record(mock, path) as recorder:
+        state = program.run(backend=recorder)
+        state._record.flush()
+        state.cancel()
+    assert len(mock.calls) == 2
+    state = program.run(backend=bn.Replay(path))
+    assert state["a"] == "x"
+    with pytest.raises(bn.ReplayMismatch):
+        state["b"]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_child_does_not_write_to_the_recording_of_its_parent(tmp_path: Path) -> None:
     with bn.Record(NumberedMock(), tmp_path / "r") as recorder:
