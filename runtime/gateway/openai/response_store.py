@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Self
+from weakref import ref
 
 import msgspec
 
@@ -25,23 +26,45 @@ MAX_STORED = 1024
 SHARE = 0.25
 """The share of the server's limits for one client (`max_client` bytes of memory, `max_programs` programs) that a
 tenant's stored responses may take."""
+IDLE_SECONDS = 300.0
+"""Seconds after which the program of a conversation without a running response is closed. An open program keeps the
+weights with which it began, and a change of weights waits for it."""
 
 
 @dataclass
 class Conversation:
     """A program on the server that later responses can continue. client: the connection that the program uses. states,
     refs: counters that give the next free numbers of states and values. n_bytes: the size of the turns so far, which
-    the server keeps too."""
+    the server keeps too. A response runs in a `with` block of its conversation."""
 
     client: Client
     program: ProgramHandle
     states: count[int] = field(default_factory=lambda: count(1))
     refs: count[int] = field(default_factory=count)
     n_bytes: int = 0
+    _n_running: int = 0
+    _timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self._n_running += 1
+        if self._timer is not None:
+            self._timer.cancel()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._n_running -= 1
+        if not self._n_running:
+            # weak: the program of a conversation without stored responses closes when its handle is collected
+            self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, _close, ref(self.program))
 
     def hold(self, turns: Sequence[ChatTurn]) -> None:
         """Add the size of `turns` to n_bytes. Called for turns that are sent to the server, or that the model wrote."""
         self.n_bytes += len(msgspec.json.encode(turns))
+
+
+def _close(program: ref[ProgramHandle]) -> None:
+    if (found := program()) is not None:
+        found.close()
 
 
 class StoredResponse:

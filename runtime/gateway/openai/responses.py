@@ -236,15 +236,17 @@ class ResponseRun:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the server-sent events of the response, and complete `payload` meanwhile. HTTPError: the generation
         failed."""
-        async with self._call as call:
-            arrived = await call.arrivals()
-            data = [self._event(f"response.{name}") for name in ("created", "in_progress")]
-            while arrived:
-                data += [
-                    self._events.delta(one) if isinstance(one, wire.Delta) else self._end(one) for _, one in arrived
-                ]
-                yield b"".join(data)
-                data, arrived = [], await call.arrivals()
+        assert self._stored.conversation is not None
+        with self._stored.conversation:
+            async with self._call as call:
+                arrived = await call.arrivals()
+                data = [self._event(f"response.{name}") for name in ("created", "in_progress")]
+                while arrived:
+                    data += [
+                        self._events.delta(one) if isinstance(one, wire.Delta) else self._end(one) for _, one in arrived
+                    ]
+                    yield b"".join(data)
+                    data, arrived = [], await call.arrivals()
 
     def failed(self, error: HTTPError) -> bytes:
         """Mark the response as failed with `error`. Returns the bytes of the event that tells the client."""

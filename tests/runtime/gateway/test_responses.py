@@ -146,6 +146,10 @@ class InProcess:
     def delete(self, number: str) -> None:
         self._do(responses.delete, id=number)
 
+    def run_timers(self) -> None:
+        """Run the timers of the event loop that are due."""
+        self._runner.run(asyncio.sleep(0))
+
     def program(self, number: str) -> ProgramHandle:
         conversation = self._gateway.responses.get("", number).conversation
         assert conversation is not None
@@ -175,6 +179,21 @@ def test_a_conversation_whose_program_failed_is_built_again(in_process: InProces
     after = in_process.create(previous_response_id=first["id"])
     assert after["output"][0]["content"] == before["output"][0]["content"]
     assert in_process.program(after["id"]) is not program
+
+
+def test_the_program_of_an_idle_conversation_is_closed(
+    in_process: InProcess, stats: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open one kept a change of weights from its end."""
+    n_before = stats()["server"]["programs"]
+    first = in_process.create()
+    program = in_process.program(first["id"])
+    monkeypatch.setattr(response_store, "IDLE_SECONDS", 0)
+    second = in_process.create(previous_response_id=first["id"])
+    wait_until(lambda: in_process.run_timers() or program.is_over, "the close")
+    wait_until(lambda: stats()["server"]["programs"] <= n_before, "the end of the program", seen=stats)
+    third = in_process.create(previous_response_id=first["id"])
+    assert third["output"][0]["content"] == second["output"][0]["content"]
 
 
 def test_states_that_no_response_can_continue_are_dropped(
