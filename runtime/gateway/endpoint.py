@@ -93,8 +93,8 @@ class Endpoint:
         try:
             await work
         except asyncio.CancelledError:
-            if not response.is_hung_up:
-                raise  # the process is ending
+            if not response.is_hung_up:  # then the process is ending
+                await response.fail(HTTPError(503, "the server is stopping", code="runtime_lost"))
         finally:
             self._gateway.counts[self._path, response.status] += 1
 

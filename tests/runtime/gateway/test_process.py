@@ -6,12 +6,13 @@ import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from banyan.runtime import config, launch
 from banyan.runtime.errors import ConfigError, ConnectFailed
 from banyan.runtime.gateway import info, process
+from banyan.runtime.gateway.endpoint import Endpoint, EventReply, HTTPRequest
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.server_metrics import Family
 from raw_http import connect, encode, exchange, post, status
@@ -256,6 +258,46 @@ def test_many_streams_lose_nothing_and_a_slow_reader_slows_nobody(url: str, n: i
     with connect(url) as slow:  # it asks for much, and reads nothing
         slow.sendall(encode(PATH, LONG | {"stream": True}))
         assert asyncio.run(run()) == [expected] * n
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_that_runs_when_the_process_ends_gets_an_error(is_stream: bool) -> None:
+    sent: list[dict[str, Any]] = []
+    gateway: Any = SimpleNamespace(identify=lambda headers: "", client=AsyncMock(), counts=Counter())
+
+    reached = asyncio.Event()
+
+    async def wait() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"first "
+        await wait()
+
+    async def handle(request: HTTPRequest) -> EventReply:
+        if not is_stream:
+            await wait()
+        return EventReply(events(), lambda e: e.message.encode())
+
+    async def run() -> None:
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        inbox.put_nowait({"type": "http.request", "body": b"{}"})
+        send = AsyncMock(side_effect=sent.append)
+        call: Any = Endpoint(gateway, handle, "openai", "/x", is_open=False)
+        task = asyncio.create_task(call({"headers": [], "query_string": b""}, inbox.get, send))
+        await reached.wait()
+        task.cancel()
+        await task
+
+    asyncio.run(run())
+    assert sent[0]["status"] == (200 if is_stream else 503)
+    data = b"".join(one.get("body", b"") for one in sent)
+    if is_stream:
+        assert data == b"first the server is stopping"
+    else:
+        assert json.loads(data)["error"]["code"] == "runtime_lost"
+    assert sent[-1]["more_body"] is False
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------
