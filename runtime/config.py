@@ -190,8 +190,8 @@ class HTTPConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = ""
     isolate: Annotated[
         Literal["key", "user"],
-        "who shares KV over HTTP: all requests with keys of the same name, or only those of them with the same `user` "
-        "(or prompt_cache_key)",
+        "who shares KV over HTTP: all requests with keys of the same name, or only those of them that agree in all of "
+        "`user`, `safety_identifier` and `prompt_cache_key`",
     ] = "key"
     cors: Annotated[str, "comma-separated origins whose pages may call the server; *: all"] = ""
     token_file: str = ""

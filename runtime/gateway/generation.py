@@ -123,14 +123,14 @@ def limits_of(
     request: HTTPRequest, priority: int | None, salt: str | None, *users: str | None
 ) -> wire.ProgramLimits | None:
     """The limits of a program; None: it has none. priority, salt: the request's `priority` and `cache_salt`. users: the
-    request's fields about its end user; if the server isolates users, the first one that is set becomes part of the
-    salt. HTTPError: the salt is too long."""
+    request's fields about its end user; if the server isolates users, all of them become part of the salt. HTTPError:
+    the salt is too long."""
     if len(salt or "") > MAX_NAME:
         raise HTTPError(400, f"cache_salt has more than {MAX_NAME} characters", param="cache_salt")
     if request.gateway.isolates_users:
-        pair = [salt or "", next(filter(None, users), "")]
-        # a digest, so that different pairs have different salts, and a user may be long
-        salt = blake2b(msgspec.json.encode(pair), digest_size=32).hexdigest() if any(pair) else ""
+        given = [one or "" for one in (salt, *users)]
+        # a digest, so that different users have different salts, and a user may be long
+        salt = blake2b(msgspec.json.encode(given), digest_size=32).hexdigest() if any(given) else ""
     if not priority and not salt:
         return None
     return wire.ProgramLimits(priority=priority or 0, salt=salt or "")

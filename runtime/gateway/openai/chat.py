@@ -81,7 +81,8 @@ def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
         chat_template_kwargs=template_kwargs(chat, body.chat_template_kwargs, body.reasoning_effort),
     )
     check_copies(gen, n)
-    limits = limits_of(request, body.priority, body.cache_salt, body.prompt_cache_key, body.user)
+    users = (body.user, body.safety_identifier, body.prompt_cache_key)
+    limits = limits_of(request, body.priority, body.cache_salt, *users)
     ops = (wire.Append(0, parts), *gens(gen, n))
     return ModelCall.start(
         request.client, request.gateway.mailbox, ops, range(n), name="chat", stream=gen.stream, limits=limits

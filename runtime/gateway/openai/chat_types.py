@@ -185,12 +185,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     # Accepted without effect; a header of the response names them.
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -198,7 +198,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 
 
 IGNORED = (
-    *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prompt_cache_options"),
+    *("metadata", "store", "service_tier", "prompt_cache_retention", "prompt_cache_options"),
     *("verbosity", "prediction", "stream_options.include_obfuscation"),
     *("messages.name", "messages.content.image_url.detail"),
 )

@@ -202,7 +202,7 @@ class ResponseRun:
             turns = [*_system(body), *stored.turns]
             parts = stored.writer.parts(turns)
             conversation.hold(turns)
-            limits = limits_of(request, None, None, body.prompt_cache_key, body.user)
+            limits = limits_of(request, None, None, body.user, body.safety_identifier, body.prompt_cache_key)
             ops = []
         self._ref = next(conversation.refs)
         gen = wire.Gen(

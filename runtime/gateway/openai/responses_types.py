@@ -174,8 +174,8 @@ class ResponseRequest(ResponsePrompt, kw_only=True):
     metadata: Metadata | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
-    # Accepted without effect; a header of the response names them.
     safety_identifier: str | None = None
+    # Accepted without effect; a header of the response names them.
     service_tier: str | None = None
     max_tool_calls: int | None = None
     prompt_cache_retention: str | None = None
@@ -188,7 +188,7 @@ PROMPT_IGNORED = (
 )
 RESPONSE_IGNORED = (
     *PROMPT_IGNORED,
-    *("safety_identifier", "service_tier", "max_tool_calls", "prompt_cache_retention", "prompt_cache_options"),
+    *("service_tier", "max_tool_calls", "prompt_cache_retention", "prompt_cache_options"),
     "stream_options.include_obfuscation",
 )
 """Fields that are accepted, but have no effect here."""

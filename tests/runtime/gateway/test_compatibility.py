@@ -1104,7 +1104,11 @@ def each_documented_field(server: Server) -> None:
         *({"frequency_penalty": -2}, {"logit_bias": {"1": 0}}, {"logprobs": True, "top_logprobs": 0}, {"n": 1}),
         *({"modalities": ["text"]}, {"presence_penalty": -2}, {"response_format": {"type": "text"}}),
         *({"seed": -9007199254740991}, {"stop": "\n"}, {"temperature": 1}, {"top_p": 1}, {"user": "user-1234"}, tools),
-        *({"prompt_cache_key": "key"}, {"stream": True, "stream_options": {"include_obfuscation": True}}),
+        *(
+            {"prompt_cache_key": "key"},
+            {"safety_identifier": "id"},
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+        ),
         {"tools": [CALCULATOR, WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}},
     )
     for one in fields:
@@ -1115,7 +1119,6 @@ def each_documented_field(server: Server) -> None:
         "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
         "prompt_cache_retention": "in_memory",
         "reasoning_effort": "none",
-        "safety_identifier": "id",
         "service_tier": "auto",
         "store": True,
         "verbosity": "low",

@@ -65,9 +65,9 @@ def test_it_takes_the_token_of_an_operator(token_file: Callable[..., str], text:
 
 
 def test_tenants_and_users_share_no_kv(guarded: str) -> None:
-    def n_cached(key: str, user: str, salt: str = "") -> int:
+    def n_cached(key: str, user: str, salt: str = "", **more: str) -> int:
         body = SHORT | {"messages": [{"role": "user", "content": "Is KV of tenants apart?"}]}
-        body |= {"user": user, "cache_salt": salt}
+        body |= {"user": user, "cache_salt": salt} | more
         found, data = post(guarded, PATH, body, bearer(key))
         assert found == 200, data
         return int(json.loads(data)["usage"]["prompt_tokens_details"]["cached_tokens"])
@@ -79,6 +79,10 @@ def test_tenants_and_users_share_no_kv(guarded: str) -> None:
     assert n_cached(ann, "2") == n_cached(bob, "1") == 0
     assert [n_cached(ann, *one) for one in (("c", "a/b"), ("b/c", "a"), ("a/b/c", ""), ("", "a/b/c"))] == [0] * 4
     assert n_cached(ann, "b/c", "a") > 5
+    for name in ("prompt_cache_key", "safety_identifier"):
+        more = {name: "app"}
+        assert n_cached(ann, "3", **more) == n_cached(ann, "4", **more) == n_cached(ann, "", **more) == 0
+        assert n_cached(ann, "3", **more) > 5
 
 
 def test_a_response_belongs_to_its_tenant(guarded: str) -> None:
