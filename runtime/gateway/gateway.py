@@ -42,7 +42,7 @@ class Gateway:
         cors: the origins whose pages may call this server, separated by commas."""
         self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
         self.origins = [origin.strip() for origin in cors.split(",") if origin.strip()]
-        self._connecting = asyncio.Lock()
+        self._connecting: dict[str, asyncio.Task[Client]] = {}  # by tenant
         self.responses = ResponseStore()
         self.mailbox = Mailbox(loop)
         self.model = client.welcome.model
@@ -64,11 +64,19 @@ class Gateway:
         the data of all tenants. Raises BanyanError if it cannot connect."""
         client = self._clients.get(tenant)
         if client is None or client.lost is not None:
-            async with self._connecting:  # for a second request that waited, `connect` returns the first one's client
-                address = self._clients[""].address
-                make = partial(connect, address.path, token=address.token, server_key=address.server_key)
-                client = self._clients[tenant] = await asyncio.to_thread(make, tenant=tenant)
+            if (task := self._connecting.get(tenant)) is None:
+                task = self._connecting[tenant] = asyncio.create_task(self._connect(tenant))
+            client = await asyncio.shield(task)  # the other requests that wait need it if this one is cancelled
         return client
+
+    async def _connect(self, tenant: str) -> Client:
+        address = self._clients[""].address
+        make = partial(connect, address.path, token=address.token, server_key=address.server_key)
+        try:
+            client = self._clients[tenant] = await asyncio.to_thread(make, tenant=tenant)
+            return client
+        finally:
+            del self._connecting[tenant]
 
     async def counters(self) -> tuple[Family, ...]:
         """Ask the server for its counters. Raises BanyanError if the server does not answer."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -302,6 +304,34 @@ def test_a_request_that_runs_when_the_process_ends_gets_an_error(is_stream: bool
     else:
         assert json.loads(data)["error"]["code"] == "runtime_lost"
     assert sent[-1]["more_body"] is False
+
+
+def test_requests_wait_for_one_reconnect_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, each waited for a connect of its own, of ten seconds."""
+    go_on, n_connects = threading.Event(), count()
+
+    def connect(*_: object, **__: object) -> None:
+        next(n_connects)
+        go_on.wait(30)
+        raise ConnectFailed("no answer")
+
+    monkeypatch.setattr("banyan.runtime.gateway.gateway.connect", connect)
+    address = SimpleNamespace(path="s", token="", server_key="")
+    lost: Any = SimpleNamespace(lost="gone", welcome=SimpleNamespace(model="m"), address=address)
+    keys: Any = None
+
+    async def run() -> list[Any]:
+        gateway = Gateway(lost, keys, asyncio.get_running_loop())
+        gateway.sessions._context.term()
+        waiting = [asyncio.create_task(gateway.client()) for _ in range(4)]
+        await asyncio.sleep(0)  # all of them wait now
+        waiting.pop(0).cancel()  # a client that hangs up takes nothing from the others
+        asyncio.get_running_loop().call_soon(go_on.set)
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        return [*found, *await asyncio.gather(gateway.client(), return_exceptions=True)]
+
+    assert [type(one) for one in asyncio.run(run())] == [ConnectFailed] * 4
+    assert next(n_connects) == 2, "one for all that waited, and one for the later request"
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------
