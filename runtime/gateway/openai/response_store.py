@@ -79,6 +79,8 @@ class StoredResponse:
         """The number of the conversation's state that ends with this output."""
         self.writer: PromptWriter | None = None
         """The writer that has recorded the tool calls of that state."""
+        self.tools: tuple[str, ...] = ()
+        """The tools in the prompt of that state (wire.Tools.specs)."""
         self.is_open = False
         """Whether the turn of the output is still open in `state`."""
         self.task: asyncio.Task[None] | None = None

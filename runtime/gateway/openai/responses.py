@@ -167,6 +167,7 @@ class ResponseRun:
         body, request, stored = self._body, self._request, self._stored
         chat, welcome = chat_markers(request), request.client.welcome
         tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
+        stored.tools = tools.specs if tools is not None else ()
         sampling = overridden(
             welcome.sampling,
             max_tokens=body.max_output_tokens or welcome.max_context,
@@ -187,6 +188,7 @@ class ResponseRun:
             and conversation.client is request.client
             and not conversation.program.is_over
             and before.instructions == body.instructions
+            and before.tools == stored.tools  # a state keeps the tools of its last gen with tools
         ):
             goes_on, stored.conversation = True, conversation
             stored.state = next(conversation.states)

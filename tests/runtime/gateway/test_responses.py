@@ -70,6 +70,20 @@ def test_tool_loop_by_previous_response_and_by_items(openai_client: openai.OpenA
     assert followed.output_text == sent_again.output_text == "The answer is 71."
 
 
+def test_only_the_tools_of_a_request_are_in_its_prompt(openai_client: openai.OpenAI) -> None:
+    options: Any = {"tools": [CALCULATOR]}
+    before = create(openai_client, "What is 23 plus 48?", **options)
+    result: Any = [{"type": "function_call_output", "call_id": before.output[0].call_id, "output": "71"}]
+    for options in ({}, {"tools": [CALCULATOR]}, {"tools": [CALCULATOR], "tool_choice": "none"}, {}):
+        before = create(openai_client, result, previous_response_id=before.id, **options)
+        result = "Thanks."
+        counted = openai_client.responses.input_tokens.count(
+            model="pocket", previous_response_id=before.id, input=result, **options
+        )
+        after = create(openai_client, result, previous_response_id=before.id, **options)
+        assert after.usage.input_tokens == counted.input_tokens, options
+
+
 def test_events_of_text_and_of_calls(openai_client: openai.OpenAI) -> None:
     with openai_client.responses.stream(model="pocket", input="Hi, who are you?", temperature=0) as stream:
         events = list(stream)
