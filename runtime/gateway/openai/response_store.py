@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Self
+from typing import Any
 from weakref import ref
 
 import msgspec
@@ -35,7 +35,7 @@ weights with which it began, and a change of weights waits for it."""
 class Conversation:
     """A program on the server that later responses can continue. client: the connection that the program uses. states,
     refs: counters that give the next free numbers of states and values. n_bytes: the size of the turns so far, which
-    the server keeps too. A response runs in a `with` block of its conversation."""
+    the server keeps too."""
 
     client: Client
     program: ProgramHandle
@@ -45,13 +45,14 @@ class Conversation:
     _n_running: int = 0
     _timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
+        """Called when a response of the conversation begins to run."""
         self._n_running += 1
         if self._timer is not None:
             self._timer.cancel()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Called when a response of the conversation has ended."""
         self._n_running -= 1
         if not self._n_running:
             # weak: the program of a conversation without stored responses closes when its handle is collected

@@ -19,7 +19,7 @@ from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, even
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, template_kwargs, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
-from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.model_call import Arrival, ModelCall
 from banyan.runtime.gateway.openai.chat import calls_of, logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
 from banyan.runtime.gateway.openai.response_store import Conversation, StoredResponse
@@ -157,13 +157,18 @@ class ResponseRun:
         self._stored = StoredResponse(request.tenant, self.payload, turns, body.instructions)
         self._stored.n_bytes = len(request.body)  # the payload repeats most of it
         self._numbers = count()
-        try:
-            self._call = self._start(before, new)
-        except BanyanError as e:
-            raise http_error(e) from e
+        self._goes_on = False  # whether it continues the state of `before`
+        self._start(before, new)
         self._events = ItemEvents(self.payload["output"], self._numbers, self._has_logprobs)
 
-    def _start(self, before: StoredResponse | None, new: Sequence[ChatTurn]) -> ModelCall:
+    def _start(self, before: StoredResponse | None, new: Sequence[ChatTurn] = ()) -> None:
+        """Send the generation. new: the turns after those of `before`. HTTPError: it cannot be sent."""
+        try:
+            self._call = self._sent(before, new)
+        except BanyanError as e:
+            raise http_error(e) from e
+
+    def _sent(self, before: StoredResponse | None, new: Sequence[ChatTurn]) -> ModelCall:
         body, request, stored = self._body, self._request, self._stored
         chat, welcome = chat_markers(request), request.client.welcome
         tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
@@ -180,7 +185,7 @@ class ResponseRun:
         ops: list[wire.Op]
         limits = None
         conversation = before.conversation if before is not None else None
-        goes_on = False
+        self._goes_on = False
         if (
             before is not None
             and conversation is not None
@@ -190,7 +195,7 @@ class ResponseRun:
             and before.instructions == body.instructions
             and before.tools == stored.tools  # a state keeps the tools of its last gen with tools
         ):
-            goes_on, stored.conversation = True, conversation
+            self._goes_on = True
             stored.state = next(conversation.states)
             stored.writer = before.writer.copy()
             end = (wire.EndTurn(),) if before.is_open else ()
@@ -199,11 +204,12 @@ class ResponseRun:
             ops = [wire.Fork(before.state, (stored.state,))]
         else:
             program = request.client.program("response")
-            conversation = stored.conversation = Conversation(request.client, program)
+            conversation = Conversation(request.client, program)
             stored.writer = PromptWriter(chat)
             turns = [*_system(body), *stored.turns]
             parts = stored.writer.parts(turns)
             conversation.hold(turns)
+            stored.state = 0
             limits = limits_of(request, None, None, body.user, body.safety_identifier, body.prompt_cache_key)
             ops = []
         self._ref = next(conversation.refs)
@@ -218,8 +224,10 @@ class ResponseRun:
         ops += [wire.Append(stored.state, (*parts, wire.BeginTurn(ASSISTANT))), gen]
         if limits is not None:
             conversation.program.limit(limits)
-        call = ModelCall(request.gateway.mailbox, conversation.program, state=stored.state if goes_on else None)
+        call = ModelCall(request.gateway.mailbox, conversation.program, state=stored.state if self._goes_on else None)
         call.submit(ops, (self._ref,), stream=True, last=False)
+        self._conversation = stored.conversation = conversation
+        conversation.begin()
         return call
 
     def run_in_background(self) -> None:
@@ -238,17 +246,28 @@ class ResponseRun:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the server-sent events of the response, and complete `payload` meanwhile. HTTPError: the generation
         failed."""
-        assert self._stored.conversation is not None
-        with self._stored.conversation:
-            async with self._call as call:
-                arrived = await call.arrivals()
-                data = [self._event(f"response.{name}") for name in ("created", "in_progress")]
-                while arrived:
-                    data += [
-                        self._events.delta(one) if isinstance(one, wire.Delta) else self._end(one) for _, one in arrived
-                    ]
-                    yield b"".join(data)
-                    data, arrived = [], await call.arrivals()
+        try:
+            arrived = await self._first()
+            data = [self._event(f"response.{name}") for name in ("created", "in_progress")]
+            while arrived:
+                data += [
+                    self._events.delta(one) if isinstance(one, wire.Delta) else self._end(one) for _, one in arrived
+                ]
+                yield b"".join(data)
+                data, arrived = [], await self._call.arrivals()
+        finally:
+            self._call.cancel()
+            self._conversation.end()
+
+    async def _first(self) -> list[Arrival]:
+        """Wait for the first arrivals. HTTPError: the generation failed."""
+        try:
+            return await self._call.arrivals()
+        except HTTPError:
+            if not (self._goes_on and self._conversation.program.is_over):
+                raise
+        self._start(None)  # the program may be full, or another response of it may have ended it
+        return await self._call.arrivals()
 
     def failed(self, error: HTTPError) -> bytes:
         """Mark the response as failed with `error`. Returns the bytes of the event that tells the client."""
@@ -278,7 +297,6 @@ class ResponseRun:
             calls = [item for item in self.payload["output"] if item["type"] == "function_call"]
             turn = ChatTurn(role=ASSISTANT, content=sample.text)
             assert stored.writer is not None
-            assert stored.conversation is not None
             for item in calls:
                 stored.writer.know(item["name"], item["call_id"])
             if calls:
@@ -289,7 +307,7 @@ class ResponseRun:
                     for item in calls
                 ]
             stored.turns.append(turn)
-            stored.conversation.hold([turn])
+            self._conversation.hold([turn])
             stored.n_bytes += len(msgspec.json.encode(self.payload["output"]))
             stored.is_open = not calls
             self._request.gateway.responses.put(stored)

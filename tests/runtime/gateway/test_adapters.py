@@ -75,7 +75,7 @@ def test_unknown_or_unloaded_adapter_is_not_found(poems: client.Client, openai_c
         poems.ask("unload_adapter", name="poems")
 
 
-def test_response_whose_adapter_was_replaced_can_be_continued_when_sent_again(
+def test_response_whose_adapter_was_replaced_can_be_continued(
     poems: client.Client, openai_client: openai.OpenAI, module_at: Callable[[Path], ModuleType], tmp_path: Path
 ) -> None:
     options: Any = {"model": "poems", "temperature": 0, "max_output_tokens": 4}
@@ -84,7 +84,5 @@ def test_response_whose_adapter_was_replaced_can_be_continued_when_sent_again(
     files = module_at(Path(__file__).parents[2] / "helpers" / "lora_files.py")
     files.write(other := tmp_path / "other", SHIPPED / "pocket", size=1.0)
     poems.ask("load_adapter", name="poems", path=str(other))
-    with pytest.raises(openai.BadRequestError, match="adapter 'poems' was replaced"):
-        openai_client.responses.create(input="Again.", previous_response_id=first.id, **options)
     again = openai_client.responses.create(input="Again.", previous_response_id=first.id, **options)
     assert again.output_text

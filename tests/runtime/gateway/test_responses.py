@@ -210,6 +210,20 @@ def test_the_program_of_an_idle_conversation_is_closed(
     assert third["output"][0]["content"] == second["output"][0]["content"]
 
 
+def test_a_full_program_is_followed_by_a_new_one(
+    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
+) -> None:
+    (fake_model() / "chat_template.jinja").write_text(wire_fuzz.TEMPLATE)
+    with endpoints(serve({"max_program": 20_000})) as found:
+        first = found.create(model="model")
+        program = found.program(first["id"])
+        for _ in range(12):
+            found.create(model="model", previous_response_id=first["id"], store=False)
+        assert program.is_over, "it was full"
+        last = found.create(model="model", previous_response_id=first["id"])
+        found.create(model="model", previous_response_id=last["id"])
+
+
 def test_states_that_no_response_can_continue_are_dropped(
     in_process: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
