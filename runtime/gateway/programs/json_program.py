@@ -8,10 +8,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from banyan.runtime.errors import Cancelled
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.limits import MAX_NAME, MAX_OPS
+from banyan.runtime.protocol.limits import MAX_NAME, MAX_NUMBER, MAX_OPS
 
+END = MAX_NUMBER
+"""The ref of a value that the server makes after ops that make no value: it tells that they have been done."""
 NUMBER = 0
 """The number of every program, because each has a connection of its own."""
 
@@ -51,21 +54,27 @@ class JSONProgram:
         if any(isinstance(op, wire.Use) for op in body.ops):
             raise HTTPError(400, "the op `use` needs a template, which only Banyan's own client defines", param="ops")
         limits = None if self._n_sent else body.limits
-        data = wire.encode(wire.Submit(NUMBER, self._n_sent, body.ops, body.last, body.name, limits))
+        refs = {op.ref for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read)}
+        ops = body.ops
+        if body.last and ops and not (self._is_last or refs or self._missing):
+            ops, refs = (*ops, wire.Read(0, END)), {END}
+        data = wire.encode(wire.Submit(NUMBER, self._n_sent, ops, body.last, body.name, limits))
         if len(data) > self._max_message:
             text = f"the ops take {len(data)} bytes; at most {self._max_message} are allowed. Use several requests"
             raise HTTPError(413, text, param="ops")
         self._n_sent += 1
         self._is_last = self._is_last or body.last
-        self._missing.update(op.ref for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read))
+        self._missing |= refs
         return data
 
     def note(self, message: wire.ServerMessage) -> bool:
         """Take note of a message from the server. Returns whether the client gets it: False for messages that are not
-        about the program."""
+        about the program or its own values."""
         match message:
             case wire.Value(ref=ref) | wire.Failed(ref=int(ref)):
                 self._missing.discard(ref)
+                # the state that END reads may have been dropped
+                return ref != END or (isinstance(message, wire.Failed) and message.code != Cancelled.code)
             case wire.Failed():
                 self._has_failed = True
             case wire.Delta() | wire.Called():

@@ -326,6 +326,23 @@ def test_failed_program_ends_the_stream(url: str) -> None:
     assert (name, data["code"]) == ("failed", "bad_program")
 
 
+@pytest.mark.parametrize(
+    ("ops", "name"),
+    [
+        ([{"t": "fork", "state": 0, "children": [1]}, {"t": "drop", "state": 0}], "program"),
+        ([{"t": "cachehint", "state": 0, "pin": 1}], "program"),
+        ([{"t": "fork", "state": 0, "children": [0]}], "failed"),
+        ([{"t": "append", "state": 0, "parts": [{"t": "end"}]}], "failed"),
+    ],
+    ids=["drop", "pin", "fork", "append"],
+)
+def test_a_program_without_values_tells_how_it_ended(url: str, ops: list[dict[str, Any]], name: str) -> None:
+    with post(url, {"ops": [{"t": "append", "state": 0, "parts": ["A"]}, *ops]}) as response:
+        found = list(events(response))
+    assert [one for one, _ in found] == list(dict.fromkeys(("program", name, "end")))
+    assert name == "program" or found[1][1]["code"] == "bad_program"
+
+
 def test_hung_up_reader_frees_its_program(url: str, over_socket: bn.RuntimeEndpoint) -> None:
     body = begin(name="long", last=False)  # so it does not end by itself
     body["ops"][1]["sampling"] |= {"max_tokens": 4000, "ignore_eos": True}
