@@ -107,7 +107,7 @@ async def cancel(request: HTTPRequest) -> Reply:
         raise HTTPError(400, "only a response with background: true can be cancelled")
     if stored.payload["status"] == "in_progress":
         stored.task.cancel()
-        stored.payload["status"] = "cancelled"
+        await asyncio.wait([stored.task])  # it ends the payload
     return json_reply(stored.payload)
 
 
@@ -240,6 +240,9 @@ class ResponseRun:
                     pass
             except HTTPError as e:
                 self.failed(e)
+            except asyncio.CancelledError:
+                self._events.close("incomplete")
+                self.payload["status"] = "cancelled"
 
         self._stored.task = asyncio.create_task(run())
 
@@ -270,9 +273,10 @@ class ResponseRun:
         return await self._call.arrivals()
 
     def failed(self, error: HTTPError) -> bytes:
-        """Mark the response as failed with `error`. Returns the bytes of the event that tells the client."""
+        """Mark the response as failed with `error`. Returns the bytes of the events that tell the client."""
+        data = self._events.close("incomplete")
         self.payload |= {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
-        return self._event("response.failed")
+        return data + self._event("response.failed")
 
     def _event(self, kind: str) -> bytes:
         return event({"type": kind, "sequence_number": next(self._numbers), "response": self.payload}, kind)
@@ -343,7 +347,7 @@ class ItemEvents:
         if not delta.text:  # a thought that has only logprobs
             return b""
         kind = "reasoning" if delta.is_thought else "message"
-        data = b"" if self._open() == kind else self._close("completed") + self._begin(kind)
+        data = b"" if self._open() == kind else self.close("completed") + self._begin(kind)
         self._text += delta.text
         if delta.is_thought:
             return data + self._event("reasoning_text.delta", **self._where, content_index=0, delta=delta.text)
@@ -357,8 +361,8 @@ class ItemEvents:
         status = "incomplete" if sample.finish_reason == "length" else "completed"
         data = b""
         if not sample.calls and self._open() != "message":
-            data = self._close("completed") + self._begin("message")
-        data += self._close(status)
+            data = self.close("completed") + self._begin("message")
+        data += self.close(status)
         for call in calls_of(sample):
             data += self._called(call["id"], **call["function"])
         return data
@@ -381,7 +385,7 @@ class ItemEvents:
             return {"type": "reasoning_text", "text": self._text}
         return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
 
-    def _close(self, status: str) -> bytes:
+    def close(self, status: str) -> bytes:
         """The events that end the item being written, which gets `status`; b"": no item is open."""
         if not (kind := self._open()):
             return b""

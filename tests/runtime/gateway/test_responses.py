@@ -19,11 +19,13 @@ from banyan.runtime import launch
 from banyan.runtime.client import client
 from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.errors import BadProgram, Cancelled
+from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import Handler, HTTPRequest, Reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.keys import Keys
 from banyan.runtime.gateway.openai import response_store, responses
+from banyan.runtime.gateway.openai.responses_types import ResponseRequest
 from banyan.runtime.protocol import wire
 from waits import wait_until
 
@@ -141,6 +143,23 @@ def test_background_cancel_retrieve_and_delete(openai_client: openai.OpenAI, sta
     wait_until(lambda: stats()["server"]["programs"] <= n_programs, "the end of its program", seen=stats)
 
 
+NUMBERS: Any = {
+    "type": "json_schema",
+    "name": "numbers",
+    "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 600},
+}
+
+
+def test_a_response_that_is_cancelled_keeps_its_text(openai_client: openai.OpenAI) -> None:
+    begun = create(openai_client, background=True, text={"format": NUMBERS})
+    wait_until(lambda: openai_client.responses.retrieve(begun.id).output, "the first piece")
+    cancelled: Any = openai_client.responses.cancel(begun.id)
+    (item,) = cancelled.output
+    assert (cancelled.status, item.status) == ("cancelled", "incomplete")
+    assert cancelled.output_text.startswith("[")
+    assert openai_client.responses.retrieve(begun.id) == cancelled
+
+
 class InProcess:
     """The endpoints in this process, where a test sees the programs of the responses."""
 
@@ -156,6 +175,25 @@ class InProcess:
     def create(self, **options: Any) -> Any:
         body = {"model": "pocket", "input": "Hi", "max_output_tokens": 4, "temperature": 0}
         return self._do(responses.create, body | options)
+
+    def failed(self, **options: Any) -> Any:
+        """The payload of a response that fails after its first piece."""
+        body = decode(json.dumps({"model": "pocket", "input": "Hi"} | options).encode(), ResponseRequest)
+        request = HTTPRequest(self._gateway, "", self._client, {}, {}, b"", b"")
+
+        async def run() -> Any:
+            response = responses.ResponseRun(request, body, None, "")
+            events = response.events()
+            await anext(events)
+            await events.aclose()
+            data = response.failed(HTTPError(503, "gone"))
+            assert [line for line in data.split() if line.startswith(b"response.")] == [
+                *(b"response.output_text.done", b"response.content_part.done", b"response.output_item.done"),
+                b"response.failed",
+            ]
+            return response.payload
+
+        return self._runner.run(run())
 
     def delete(self, number: str) -> None:
         self._do(responses.delete, id=number)
@@ -193,6 +231,13 @@ def test_a_conversation_whose_program_failed_is_built_again(in_process: InProces
     after = in_process.create(previous_response_id=first["id"])
     assert after["output"][0]["content"] == before["output"][0]["content"]
     assert in_process.program(after["id"]) is not program
+
+
+def test_a_response_that_fails_keeps_its_text(in_process: InProcess) -> None:
+    payload = in_process.failed(text={"format": NUMBERS})
+    (item,) = payload["output"]
+    assert (payload["status"], item["status"]) == ("failed", "incomplete")
+    assert item["content"][0]["text"].startswith("[")
 
 
 def test_the_program_of_an_idle_conversation_is_closed(
