@@ -468,6 +468,18 @@ def address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def origins(text: str) -> list[str]:
+    """Parse the origins of `HTTPConfig.cors`. Raises ConfigError if one is neither * nor SCHEME://HOST[:PORT], the form
+    in which browsers send it."""
+    found = [one.strip() for one in text.split(",") if one.strip()]
+    for one in found:
+        if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@]+", one):
+            raise ConfigError(
+                f"http_cors has {one!r}; write an origin as browsers send it, like https://app.example, or *"
+            )
+    return found
+
+
 def slo(text: str) -> dict[str, float]:
     """Parse service levels: 'ttft=500ms,itl=0.05' -> {'ttft': 0.5, 'itl': 0.05}, in seconds. Raises ConfigError for any
     other form."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from banyan.runtime.client.client import Client, connect
@@ -35,13 +35,13 @@ class Gateway:
         loop: asyncio.AbstractEventLoop,
         *,
         isolates_users: bool = False,
-        cors: str = "",
+        origins: Sequence[str] = (),
     ) -> None:
         """client: the gateway's own connection to the server. (The connections of tenants are made when they are
         needed.) loop: the event loop that runs the handlers. isolates_users: whether end users of a tenant share no KV.
-        cors: the origins whose pages may call this server, separated by commas."""
+        origins: the sites whose pages may call this server."""
         self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
-        self.origins = [origin.strip() for origin in cors.split(",") if origin.strip()]
+        self.origins = origins
         self._connecting: dict[str, asyncio.Task[Client]] = {}  # by tenant
         self.responses = ResponseStore()
         self.mailbox = Mailbox(loop)

@@ -33,7 +33,7 @@ class Keys:
         for n, line in enumerate(read_private(path, "http_keys").splitlines(), 1):
             if not (line := line.strip()) or line.startswith("#"):
                 continue
-            name, found, key = line.partition(":")
+            name, found, key = map(str.strip, line.partition(":"))
             if not (found and name and len(name) <= 64 and name.isascii() and name.isprintable()):
                 raise ConfigError(f"{path}, line {n}: must be NAME:KEY, with a name of 1 to 64 ASCII characters")
             if not MIN_KEY <= len(key) <= MAX_KEY:

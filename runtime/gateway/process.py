@@ -10,6 +10,7 @@ import asyncio
 import gc
 import ipaddress
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ import uvicorn
 
 from banyan.runtime import launch
 from banyan.runtime.client.client import Client, connect
-from banyan.runtime.config import HTTPConfig, address, read_private, token_lines
+from banyan.runtime.config import HTTPConfig, address, origins, read_private, token_lines
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.gateway import app, connection
 from banyan.runtime.gateway.gateway import Gateway
@@ -36,12 +37,13 @@ def main(argv: list[str]) -> int:
     try:
         config = msgspec.json.decode(args.config, type=HTTPConfig)
         keys = Keys.read(Path(config.keys_file)) if config.keys_file else Keys()
+        allowed = origins(config.cors)
         listener = _listen(config)
         client = connect(config.socket, token=_token(config))
     except BanyanError as e:
         launch.report_start(args.ready_fd, launch.StartReport(code=e.code, message=e.message))
         return 1
-    asyncio.run(_serve(config, client, keys, listener, args.ready_fd, args.alive_fd))
+    asyncio.run(_serve(config, client, keys, allowed, listener, args.ready_fd, args.alive_fd))
     return 0
 
 
@@ -80,10 +82,16 @@ def _token(config: HTTPConfig) -> str:
 
 
 async def _serve(
-    config: HTTPConfig, client: Client, keys: Keys, listener: socket.socket, ready_fd: int, alive_fd: int
+    config: HTTPConfig,
+    client: Client,
+    keys: Keys,
+    allowed: Sequence[str],
+    listener: socket.socket,
+    ready_fd: int,
+    alive_fd: int,
 ) -> None:
     loop = asyncio.get_running_loop()
-    gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user", cors=config.cors)
+    gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user", origins=allowed)
     server = uvicorn.Server(uvicorn.Config(app.make(gateway), **connection.settings()))
 
     def end() -> None:

@@ -19,6 +19,7 @@ from banyan.runtime.config import (
     address,
     drafters,
     make,
+    origins,
     parse_bytes,
     private_socket,
     resolve,
@@ -409,3 +410,14 @@ def test_servers_that_share_engines_need_equal_options_but_for_those_of_servers_
     groups = ("model", "KV memory", "batches and speculation")
     names = {name for group in groups for name in GROUPS[group]}
     assert set(OF_ENGINES) - {"kv_transfer"} == names - of_servers - of_machines
+
+
+def test_origins_have_the_form_that_browsers_send() -> None:
+    assert origins("https://a.example, http://localhost:3000 ,*,") == [
+        "https://a.example",
+        "http://localhost:3000",
+        "*",
+    ]
+    for text in ("https://a.example/", "not a url", "a.example", "*, https://A.example"):
+        with pytest.raises(ConfigError, match="http_cors has"):
+            origins(text)

@@ -27,3 +27,10 @@ def test_a_bad_file_of_keys_is_named(tmp_path: Path, text: str, mode: int, messa
     with pytest.raises(ConfigError, match=message) as raised:
         Keys.read(path)
     assert "key-of-ann" not in str(raised.value)
+
+
+def test_spaces_around_names_and_keys_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(" ann : key-of-ann-0123456789 \n")
+    path.chmod(0o600)
+    assert Keys.read(path).identify({b"authorization": b"Bearer key-of-ann-0123456789"}) == "ann"
