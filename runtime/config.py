@@ -766,6 +766,42 @@ def read_private(path: Path, what: str) -> str:
     return text
 
 
+MIN_KEY, MAX_KEY = 16, 4096
+"""Lengths of an API key, in characters."""
+
+
+def api_keys(path: Path) -> dict[str, str]:
+    """Key -> name, from a file of API keys (`HTTPConfig.keys_file`). Raises ConfigError if a line is invalid; the
+    message names the line and never contains a key."""
+    names: dict[str, str] = {}
+    for n, line in enumerate(read_private(path, "http_keys").splitlines(), 1):
+        if not (line := line.strip()) or line.startswith("#"):
+            continue
+        name, found, key = map(str.strip, line.partition(":"))
+        if not (found and name and len(name) <= 64 and name.isascii() and name.isprintable()):
+            raise ConfigError(f"{path}, line {n}: must be NAME:KEY, with a name of 1 to 64 ASCII characters")
+        if not MIN_KEY <= len(key) <= MAX_KEY:
+            lengths = f"has {len(key)} characters, but must have {MIN_KEY} to {MAX_KEY}"
+            raise ConfigError(f"{path}, line {n}: the key {lengths}")
+        if key in names:
+            raise ConfigError(f"{path}, line {n}: an earlier line has the same key")
+        names[key] = name
+    if not names:
+        raise ConfigError(f"{path} holds no API keys; write a line NAME:KEY for each")
+    return names
+
+
+def operator_token(path: Path) -> str:
+    """The operator's token in a file of tokens (`token_file`), with which the HTTP process connects to the server.
+    Raises ConfigError if the file has none."""
+    lines = [words for _, words in token_lines(read_private(path, "token_file")) if len(words) > 1]
+    is_one_tenant = len({words[0] for words in lines}) == 1
+    found = next((words[1] for words in lines if is_one_tenant or words[2:] == ["operator"]), "")
+    if not found:
+        raise ConfigError(f"token_file {path} has no operator's token, which the HTTP process needs")
+    return found
+
+
 def private_socket() -> Path:
     """A socket path in a new directory of mode 0700."""
     return Path(tempfile.mkdtemp(prefix="banyan-")) / "s"

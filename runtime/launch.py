@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import ipaddress
 import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +33,6 @@ import msgspec
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config, HTTPConfig
-from banyan.runtime.config import address as config_address
 from banyan.runtime.errors import ConfigError, EngineLost, RuntimeLost, from_code
 
 SERVER = (sys.executable, "-m", "banyan.runtime.server")
@@ -180,19 +181,48 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
 def start_gateway(config: HTTPConfig, timeout: float = 60.0) -> GatewayProcess:
     """Start the HTTP process of a running server, and wait until it listens. ConfigError: it cannot listen, or the
     packages of the extra `http` are not installed. RuntimeLost: it died, or was not ready within `timeout` seconds."""
-    check_gateway(config.address)
+    check_gateway(config)
     gateway, report = _start(GatewayProcess, GATEWAY, config, timeout, None)
     (gateway.url,) = report.lines
     return gateway
 
 
-def check_gateway(address: str) -> None:
-    """Check what is known before the HTTP process starts. ConfigError: `address` cannot be read, or the extra is not
-    installed."""
-    config_address(address)
+def check_gateway(config: HTTPConfig) -> None:
+    """Check what is known before the HTTP process and its server start. ConfigError: an option is invalid, the process
+    cannot listen at its address, or the extra is not installed."""
+    configs.origins(config.cors)
+    if config.keys_file:
+        configs.api_keys(Path(config.keys_file))
+    if config.token_file:
+        configs.operator_token(Path(config.token_file))
+    listen(config).close()
     for name in ("starlette", "uvicorn", "httptools"):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"http needs {name}: pip install 'banyan[http]'")
+
+
+def listen(config: HTTPConfig) -> socket.socket:
+    """Bind the socket at which the HTTP process will listen. ConfigError: the address is not available, or other
+    machines could connect to it although no API keys are set."""
+    host, port = configs.address(config.address)
+    try:
+        (family, *_, where), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        if not ipaddress.ip_address(where[0]).is_loopback and not config.keys_file:
+            raise ConfigError(
+                f"http is {config.address}, where anybody could connect; set http_keys, so that only clients with a "
+                "key can"
+            )
+        # asyncio turns off Nagle's delay, of 40 ms, only for sockets that name their protocol.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(where)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as e:
+        raise ConfigError(f"http: cannot listen at {config.address}: {e.strerror or e}") from e
+    return listener
 
 
 def _start(

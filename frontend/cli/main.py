@@ -449,14 +449,15 @@ def _serve(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     config = configs.make(**given(options))
-    http: dict[str, Any] = {}
+    given_http: dict[str, Any] = {}
     for flag, name, _ in _HTTP_FLAGS:
         dest = flag[2:].replace("-", "_")
-        http[name] = getattr(options, dest)
-        if not options.http and http[name] != options.parser.get_default(dest):
+        given_http[name] = getattr(options, dest)
+        if not options.http and given_http[name] != options.parser.get_default(dest):
             raise ConfigError(f"{flag} is for --http, which is not given")
+    http = HTTPConfig(socket="", token_file=config.token_file, **given_http)  # the server's socket comes later
     if options.http:
-        launch.check_gateway(options.http)  # raises before the server loads a model
+        launch.check_gateway(http)  # raises before the server loads a model
     server = launch.start(config)
     gateway: launch.GatewayProcess | None = None
     try:
@@ -466,8 +467,7 @@ def _serve(options: argparse.Namespace) -> int:
         print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
         print(f"  banyan chat --socket {server.socket}", flush=True)
         if options.http:
-            socket, token_file = str(server.socket), config.token_file
-            gateway = launch.start_gateway(HTTPConfig(socket=socket, token_file=token_file, **http))
+            gateway = launch.start_gateway(msgspec.structs.replace(http, socket=str(server.socket)))
             print(f'  OpenAI(base_url="{gateway.url}/v1", api_key="...")')
             print(f"  {gateway.url}/ shows the server in a browser", flush=True)
         children = {"server": server} | ({"HTTP process": gateway} if gateway is not None else {})

@@ -9,12 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from banyan.runtime.config import read_private
-from banyan.runtime.errors import ConfigError
+from banyan.runtime.config import MAX_KEY, api_keys
 from banyan.runtime.gateway.errors import HTTPError
-
-MIN_KEY, MAX_KEY = 16, 4096
-"""Lengths of a key, in characters."""
 
 
 class Keys:
@@ -27,24 +23,8 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Read the keys of a file. ConfigError: a line is invalid; the message names the line and never contains a
-        key."""
-        names: dict[bytes, str] = {}
-        for n, line in enumerate(read_private(path, "http_keys").splitlines(), 1):
-            if not (line := line.strip()) or line.startswith("#"):
-                continue
-            name, found, key = map(str.strip, line.partition(":"))
-            if not (found and name and len(name) <= 64 and name.isascii() and name.isprintable()):
-                raise ConfigError(f"{path}, line {n}: must be NAME:KEY, with a name of 1 to 64 ASCII characters")
-            if not MIN_KEY <= len(key) <= MAX_KEY:
-                lengths = f"has {len(key)} characters, but must have {MIN_KEY} to {MAX_KEY}"
-                raise ConfigError(f"{path}, line {n}: the key {lengths}")
-            if (digest := _digest(key.encode())) in names:
-                raise ConfigError(f"{path}, line {n}: an earlier line has the same key")
-            names[digest] = name
-        if not names:
-            raise ConfigError(f"{path} holds no API keys; write a line NAME:KEY for each")
-        return cls(names)
+        """Read the keys of a file. ConfigError: the file is invalid."""
+        return cls({_digest(key.encode()): name for key, name in api_keys(path).items()})
 
     def identify(self, headers: Mapping[bytes, bytes]) -> str:
         """Return the tenant whose API key is in the headers; "": the server needs no keys. HTTPError: the key is

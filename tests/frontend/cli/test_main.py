@@ -9,13 +9,14 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import typing
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -324,12 +325,24 @@ def test_options_of_the_http_interface_need_it(
     assert f"{flag} is for --http, which is not given" in capsys.readouterr().err
 
 
-def test_an_http_address_that_cannot_be_read_is_refused_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--http", "x"], "cannot read 'x' as an address"),
+        (["--http", "0.0.0.0:0"], "set http_keys"),
+        (["--http", "PORT"], "cannot listen"),
+        (["--http", "0", "--http-keys", "none"], "http_keys none cannot be read"),
+        (["--http", "0", "--http-cors", "x"], "http_cors has 'x'"),
+    ],
+)
+def test_options_of_the_http_interface_are_checked_before_a_model_is_loaded(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launch, "start", lambda config: pytest.fail("a server starts"))
-    assert cli.main(["serve", "--http", "x"]) == 2
-    assert "cannot read 'x' as an address" in capsys.readouterr().err
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        assert cli.main(["serve", *(port if one == "PORT" else one for one in options)]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

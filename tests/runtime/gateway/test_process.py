@@ -21,7 +21,7 @@ import pytest
 
 from banyan.runtime import config, launch
 from banyan.runtime.errors import ConfigError, ConnectFailed
-from banyan.runtime.gateway import info, process
+from banyan.runtime.gateway import info
 from banyan.runtime.gateway.endpoint import Endpoint, EventReply, HTTPRequest
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.server_metrics import Family
@@ -61,8 +61,7 @@ def test_everything_but_health_needs_a_key(guarded: str) -> None:
     ],
 )
 def test_it_takes_the_token_of_an_operator(token_file: Callable[..., str], text: str, found: str) -> None:
-    path = token_file(text)
-    assert process._token(config.HTTPConfig(socket="s", address="8000", token_file=path)) == found
+    assert config.operator_token(Path(token_file(text))) == found
     assert found in {word for _, words in config.token_lines(text) for word in words}
 
 
