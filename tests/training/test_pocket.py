@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from banyan.runtime.model import pocket as shipped
+from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from forms import in_short
 from pocket import (
     amounts,
@@ -354,6 +355,36 @@ def test_python_rendering_equals_the_template(tok):
             text = "".join(span.text for span in sample.spans())
             tool_list = [tool.schema for tool in sample.tools] or None
             assert text == tok.apply_chat_template(as_chat(sample), tools=tool_list, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        ({"type": "number", "default": 1}, "number"),
+        ({"enum": ["a", "b"]}, "string"),
+        ({"default": 3}, "string"),
+        (True, "string"),
+        ({"$ref": "#/$defs/Place"}, "object"),
+        ({"$ref": "#/$defs/Color"}, "string"),
+        ({"$ref": "other.json"}, "object"),
+        ({"properties": {"x": {"type": "integer"}}}, "object"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/Place"}]}, "object"),
+        ({"anyOf": [{"type": "null"}]}, "string"),
+        ({"type": ["null", "boolean"]}, "boolean"),
+    ],
+)
+def test_template_writes_one_json_type_for_each_parameter(schema, kind):
+    defs = {"Place": {"type": "object", "properties": {"x": {"type": "integer"}}}, "Color": {"enum": ["red", "blue"]}}
+    parameters = {"type": "object", "properties": {"p": schema, "q": {"type": "integer"}}, "$defs": defs}
+    function = {"name": "f", "description": "d", "parameters": parameters}
+    line = json.dumps({"name": "f", "description": "d", "parameters": {"p": kind, "q": "integer"}})
+    for name in shipped.names:
+        source = (shipped.path(name) / "chat_template.jinja").read_text()
+        assert source == chat.TEMPLATE
+        template = ChatTemplate(source, {}).with_tools((json.dumps({"function": function}),))
+        text = template.render([ChatMessage("user", "?")])
+        assert text.splitlines()[2] == line
 
 
 def test_template_is_append_only(tok):

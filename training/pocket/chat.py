@@ -16,13 +16,19 @@ START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 GENERATE = f"{START}assistant\n"
 
 TEMPLATE = """\
+{%- macro type_of(schema, defs) -%}
+{%- set one = (schema.anyOf or [schema]) | rejectattr("type", "equalto", "null") | first or {} -%}
+{%- set one = defs[one["$ref"].split("/") | last] or {"type": "object"} if one["$ref"] is string else one -%}
+{%- set types = [one.type] if one.type is string else one.type if one.type is sequence else [] -%}
+{{ types | reject("equalto", "null") | first or ("object" if one.properties else "string") }}
+{%- endmacro -%}
 {%- macro one_tool(tool) -%}
 {%- set f = tool.function if tool.function is defined else tool -%}
 {"name": {{ f.name | tojson }}, "description": {{ (f.description or "") | tojson }}, "parameters": {
 {%- set parameters = f.parameters or {} -%}
 {%- set properties = parameters.properties if parameters.properties is defined else parameters -%}
 {%- for name, schema in properties.items() -%}
-{{ name | tojson }}: {{ (schema if schema is string else schema.type or "string") | tojson }}
+{{ name | tojson }}: {{ (schema if schema is string else type_of(schema, parameters["$defs"] or {})) | tojson }}
 {%- if not loop.last %}, {% endif -%}
 {%- endfor -%}
 }}
