@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from random import Random
@@ -17,8 +19,10 @@ from banyan.backends.job import ALL, CHATML, Job, as_banyan_error, features
 from banyan.backends.local import LocalProgram
 from banyan.execution.clock import Alarm, clock
 from banyan.execution.thread_pool import SerialQueue, ThreadPool
-from banyan.runtime.errors import BanyanError, ConfigError, Unsupported, copy_of
-from banyan.runtime.executor.generator import GenOutcome
+from banyan.runtime.errors import BanyanError, BudgetExceeded, ConfigError, Unsupported, copy_of
+from banyan.runtime.executor.executor import Executor
+from banyan.runtime.executor.generation import Generation
+from banyan.runtime.executor.generator import Attempt, Done, GenOutcome
 from banyan.runtime.executor.select_scoring import decide, with_tokens
 from banyan.runtime.protocol import wire
 
@@ -51,14 +55,16 @@ class Mock:
     the first pattern that is found. For a gen with n > 1 the script is asked n times.
 
     An answer takes the place of the model's output, and is cut in the same way: before the first of the gen's stop
-    strings, after the first match of its stop_regex, or before the text that ends the turn. A Mock has no tokens, so
-    other sampling options have no effect, but `calls` holds the options of each gen. An answer may also be a
+    strings, after the first match of its stop_regex, or before the text that ends the turn. A word, with its white
+    space, counts as one token, for usage and for budget=. max_tokens and the other sampling options, priority and
+    deadline have no effect, but `calls` holds the options of each gen. durable is refused. An answer may also be a
     `wire.Sample`, which sets finish_reason, n_tokens and logprobs and is not cut. The answer to a select is one of its
     choices, or a dict from each choice to its log-probability: then the best choice is taken or, with a temperature,
     one is drawn.
 
-    The answer to a gen with tools may be calls: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts. Then the
-    script is asked for the next answer, with a prompt that contains the results.
+    The answer to a gen with tools may be calls: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts. Then the script is
+    asked for the next answer, with a prompt that contains the results, and before them the text of each call:
+    `<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>`.
 
     If an answer is an exception, or a function raises one, the gen fails. Banyan's errors are raised unchanged
     (`RuntimeLost("gone")`); any other exception becomes the cause of a ProgramError.
@@ -95,6 +101,7 @@ class Mock:
         given = (latency, *(script.values() if isinstance(script, Mapping) else (script,)))
         self._has_functions = any(map(callable, given))
         self._n_answered: dict[Any, int] = {}
+        self._n_spent: Counter[int] = Counter()  # number of a budget -> tokens
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -134,8 +141,8 @@ class Mock:
         try:
             scripted = self._scripted(job, call)
             outcome: GenOutcome | BanyanError = scripted
-            if isinstance(job.op, wire.Gen) and job.op.stream:
-                pieces = re.findall(r"\S+\s*|\s+", scripted.text)  # words
+            if isinstance(job.op, wire.Gen) and job.op.stream and not scripted.calls:
+                pieces = _words(scripted.text)
         except Exception as e:
             outcome = as_banyan_error(e, "the script of the Mock raised")
         now = time.monotonic()
@@ -156,9 +163,13 @@ class Mock:
             return GenOutcome((sample,))
         answers: list[Any] = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
         if op.tools is not None and isinstance(answers[0], Mapping | tuple):
-            return GenOutcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
-        samples = tuple(_sample(answer, job.stops, op.sampling.stop_regex) for answer in answers)
-        return GenOutcome(samples, wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples)))
+            calls = _calls(answers[0], job.round)
+            samples: tuple[wire.Sample, ...] = (_sample("".join(map(_call_text, calls)), ()),)
+        else:
+            calls = ()
+            samples = tuple(_sample(answer, job.stops, op.sampling.stop_regex) for answer in answers)
+        usage = wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples))
+        return GenOutcome(samples, usage, calls=calls)
 
     def answer(self, prompt: str, name: str) -> Answer:
         """Returns the script's next answer to the gen or select `name` with this prompt. LookupError: the script has no
@@ -193,16 +204,35 @@ class Mock:
 
 
 class _MockProgram(LocalProgram):
-    """A program whose messages are kept in `Mock.submits`."""
+    """A program whose messages are kept in `Mock.submits`. As on a server, the gen that exceeds a budget of its run or
+    batch fails; the frontend alone would stop only what comes after it."""
 
     def __init__(self, mock: Mock, name: str) -> None:
         super().__init__(mock, name)
-        self._submits = mock.submits
+        self._mock, self._budgets = mock, tuple[wire.TokenLimit, ...]()
         self.scripts = SerialQueue(_threads)
 
+    def limit(self, limits: wire.ProgramLimits) -> None:
+        if limits.durable:
+            raise Unsupported("durable: a Mock ends with its process; use a server of `banyan serve --socket PATH`")
+        self._budgets = limits.budgets
+
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        self._submits.append(tuple(ops))
+        self._mock.submits.append(tuple(ops))
         super().submit(ops, last)
+
+    def attempt(self, program: Executor, generation: Generation, done: Done) -> Job:
+        return super().attempt(program, generation, partial(self._spend, done))
+
+    def _spend(self, done: Done, attempt: Attempt, outcome: GenOutcome | BanyanError) -> None:
+        if isinstance(outcome, GenOutcome):
+            n_spent = self._mock._n_spent
+            with self._mock._lock:
+                n_spent.update({budget.number: outcome.usage.generated for budget in self._budgets})
+                over = next((budget for budget in self._budgets if n_spent[budget.number] > budget.tokens), None)
+            if over is not None:
+                outcome = BudgetExceeded.of(over.of, over.tokens)
+        done(attempt, outcome)
 
 
 def _call(now: float, seconds: float, action: Callable[[], None]) -> Alarm | None:
@@ -229,7 +259,13 @@ def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) 
         ends = range(1, len(answer) + 1 if found is None else found[0] + 1)
         if (end := next((end for end in ends if re.search(pattern, answer[:end])), None)) is not None:
             found = end, pattern
-    return wire.Sample(answer, "stop") if found is None else wire.Sample(answer[: found[0]], "stop", matched=found[1])
+    end, matched = found or (len(answer), None)
+    return wire.Sample(answer[:end], "stop", matched, n_tokens=len(_words(answer[:end])))
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text, each with the white space after it: the tokens of a Mock."""
+    return re.findall(r"\S+\s*|\s+", text)
 
 
 def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> GenOutcome:
@@ -248,6 +284,11 @@ def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.WireToo
         wire.WireToolCall(f"call_{number}_{i}", name, msgspec.json.encode(arguments).decode())
         for i, (name, arguments) in enumerate(pairs)
     )
+
+
+def _call_text(call: wire.WireToolCall) -> str:
+    written = {"name": call.name, "arguments": json.loads(call.arguments)}
+    return f"<tool_call>{json.dumps(written, ensure_ascii=False)}</tool_call>"
 
 
 _threads = ThreadPool(name="banyan-mock")

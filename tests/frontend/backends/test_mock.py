@@ -345,3 +345,63 @@ def test_answer_ends_after_the_first_match_of_stop_regex(options: Any, text: str
     state = bn.function(lambda s: s.__iadd__(bn.gen("x", **options))).run(backend=bn.Mock("a 12 bb cc"))
     assert state["x"] == text
     assert state.get_meta_info("x")["finish_reason"].get("matched") == matched
+
+
+# ---- tokens, budgets and tools -------------------------------------------------------------------------------------
+
+
+def test_word_with_its_white_space_is_a_token() -> None:
+    state = questions.run(backend=bn.Mock({"a": " one two\n", "b": sampled("x y z")}))
+    assert [gen.generated for gen in state.usage.gens] == [3, 2, 3]
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.01])
+def test_gen_that_exceeds_the_budget_of_its_run_fails(latency: float) -> None:
+    mock = bn.Mock("one two three", latency=latency)
+    assert questions.run(backend=mock, budget=9).error() is None
+    state = questions.run(backend=mock, budget=8)
+    with pytest.raises(bn.BudgetExceeded, match="the run's budget of 8 tokens ran out") as raised:
+        state.sync()
+    assert raised.value.gen == "a"
+    assert state["b"] == "one two three"
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.01])
+def test_gen_that_exceeds_the_budget_of_its_batch_fails(latency: float) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+
+    mock = bn.Mock("one two three", latency=latency)
+    assert len(program.run_batch([{}] * 3, budget=9, backend=mock)) == 3
+    with pytest.raises(bn.BatchError, match=r"1 of 3 items failed.*the batch's budget of 8 tokens ran out"):
+        program.run_batch([{}] * 3, budget=8, concurrency=1, backend=mock)
+
+
+def test_durable_is_refused() -> None:
+    with pytest.raises(bn.Unsupported, match="durable: a Mock ends with its process"):
+        questions.run(backend=bn.Mock("x"), durable="name")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_after_a_tool_call_contains_the_call(stream: bool) -> None:
+    @bn.tool
+    def add(a: int, b: int) -> int:
+        "Add."
+        return a + b
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("Sum?") + bn.assistant(bn.gen("sum", tools=[add]))
+
+    first = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    second = first.replace('"a": 1', '"a": 2')
+    mock = bn.Mock({
+        re.compile(r'"add", "arguments": {"a": 1, "b": 2}}</tool_call>'): "It is three.",
+        re.compile("Sum"): [({"add": {"a": 1, "b": 2}}, {"add": {"a": 2, "b": 2}})],
+    })  # fmt: skip
+    state = program.run(backend=mock, stream=stream)
+    assert list(state.text_iter("sum")) == (["It ", "is ", "three."] if stream else ["It is three."])
+    assert f"assistant\n{first}{second}<|im_end|>\n<|im_start|>tool\n3<|im_end|>" in mock.calls[1].prompt
+    assert state.messages()[1] == {"role": "assistant", "content": first + second}
+    assert state.usage.generated == 13 + 3

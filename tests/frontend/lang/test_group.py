@@ -109,7 +109,7 @@ def test_gather_makes_a_list_of_each_new_variable(mock: bn.Mock) -> None:
     assert state["c"] == [["<c>", "<c>"]] * 3
     assert state["own"] == [None, None, 7]
     assert state["old"] == "<old>"
-    assert [m["completion_tokens"] for m in state.get_meta_info("b")] == [0, 0, 0]
+    assert [m["completion_tokens"] for m in state.get_meta_info("b")] == [1, 1, 1]
     assert len(mock.submits) == 1, "join does not wait"
 
 

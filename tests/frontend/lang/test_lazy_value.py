@@ -236,7 +236,7 @@ def test_error_holds_usage_and_attempts() -> None:
     with pytest.raises(bn.BadOutput, match="model was told 1 times") as raised:
         state.value("b")
     assert raised.value.attempts == 2
-    assert raised.value.usage.generated == 7
+    assert raised.value.usage.generated == 7 + 1 + 2  # words
     with pytest.raises(bn.ProgramError) as other:
         state["c"]
-    assert (other.value.attempts, other.value.usage.generated) == (1, 7)
+    assert (other.value.attempts, other.value.usage.generated) == (1, 10)
