@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from banyan.execution.async_body import refuse_to_block
 from banyan.runtime.errors import RuntimeLost
 from banyan.runtime.waiting import until
 
@@ -93,6 +94,7 @@ class Feed(Generic[T]):
         i = 0
         while True:
             while (has_item := self._has(i)) is None:
+                refuse_to_block("what comes next")
                 event = threading.Event()
                 self._waiters.append(event.set)
                 if self._has(i) is None:

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from banyan.backends.base import Backend
 from banyan.backends.default import CURRENT
+from banyan.execution.async_body import ASYNC_BODY
 from banyan.execution.program_record import CALLER, ProgramRecord
 from banyan.execution.run_limits import BatchLimits
 from banyan.execution.thread_pool import body_threads
@@ -90,12 +91,18 @@ class ProgramRun(Generic[P]):
 
     async def play_async(self) -> None:
         """Like `play`, for an `async def` body. If the program is stopped, the body is cancelled."""
-        from banyan.execution.asyncio_bridge import UntilStopped  # lazily: it imports asyncio
+        from asyncio import get_running_loop  # lazily: it takes longer to import than the rest of the package
 
-        with _Playing(self.record):
-            self.record.check()
-            async with UntilStopped(self.record):
-                self.record.ret_value = await self._body(self.state)
+        from banyan.execution.asyncio_bridge import UntilStopped
+
+        token = ASYNC_BODY.set((get_running_loop(), self.record.name))
+        try:
+            with _Playing(self.record):
+                self.record.check()
+                async with UntilStopped(self.record):
+                    self.record.ret_value = await self._body(self.state)
+        finally:
+            ASYNC_BODY.reset(token)
 
 
 def unread_error(state: State) -> BaseException | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
+from banyan.execution.async_body import refuse_to_block
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.source_line import source_line
@@ -126,6 +127,7 @@ class LazyValue(Expr):
     def wait(self) -> wire.Value:
         """Wait for the value. If its gen failed, raises the error of the first gen that caused the failure."""
         if self._value is None:
+            check_wait(self)
             try:
                 if self.future.done():
                     self._value = self.future.result()
@@ -203,6 +205,7 @@ class LazyValue(Expr):
 
     def tool_calls(self) -> list[ToolCall]:
         """The calls that a gen with tools made, also if the gen failed."""
+        check_wait(self)
         with suppress(errors.BanyanError):
             self.wait()
         return [] if self.caller is None else [call for turn in self.caller.rounds for call in turn.calls]
@@ -249,6 +252,7 @@ class JoinedValues:
     def each(self, get: Callable[[Any], Any]) -> list[Any]:
         """Returns `get(value)` for each branch. ForkError: a branch failed. If `collects`, this error is an item of the
         list instead. Errors that end the whole program are always raised."""
+        check_wait(self)
         found: list[Any] = []
         for i, value in enumerate(self.values):
             try:
@@ -289,6 +293,13 @@ def lazy_values(value: Any) -> Iterator[LazyValue]:
 def is_done(value: Any) -> bool:
     """Whether `read` returns without waiting."""
     return all(ref.is_done for ref in lazy_values(value))
+
+
+def check_wait(value: Any) -> None:
+    """BadProgram: what a variable holds is not known yet, and waiting for it would block an event loop."""
+    for ref in lazy_values(value):
+        if not ref.is_done:
+            refuse_to_block(repr(ref.name) if ref.name else "the text", ref.record.name)
 
 
 def read(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from banyan.execution.text_pieces import partials, pieces
 from banyan.lang import branch_choice
-from banyan.lang.lazy_value import dist, meta_info, read, read_object, tool_calls
+from banyan.lang.lazy_value import check_wait, dist, meta_info, read, read_object, tool_calls
 from banyan.lang.state_base import Group, OnError, StateBase, StateRead
 from banyan.tools.toolbox import ToolCall
 from banyan.views.state_views import page, text_so_far
@@ -27,7 +27,8 @@ class State(StateBase):
 
     `+=` takes an expression, a string, or a list of them. It records them and does not wait; if it raises, it records
     nothing. Reading waits until the value is known. If the value's gen failed, reading raises a ProgramError that names
-    the program, the line and the gen.
+    the program, the line and the gen. Where the wait would block the event loop of an `async def` program, which called
+    this one, reading raises BadProgram instead.
     """
 
     __slots__ = ()
@@ -151,6 +152,8 @@ class State(StateBase):
         if self._record.error is not None:
             self._record.error_flag.is_seen = True
             return self._record.error
+        for value in (*self._lazy_values(), *self._joined):
+            check_wait(value)  # its error is not one of the run
         try:
             self._sync()
         except BaseException as e:

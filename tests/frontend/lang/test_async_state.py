@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -333,3 +334,64 @@ def test_using_applies_to_its_task_only(run_loop: Any) -> None:
         with bn.using(bn.Mock("inner")):
             assert plain.run("q").ret_value == "inner!"
         assert plain.run("q").ret_value == "outer!"
+
+
+# ---- `def` programs inside an `async def` --------------------------------------------------------------------------
+
+
+@bn.function
+def halves(s: bn.State) -> None:
+    branches = s.fork(2)
+    branches += bn.gen("a")
+    branches.join(on_error="collect")
+
+
+@bn.function
+def first_half(s: bn.State) -> None:
+    branches = s.fork(2)
+    branches += bn.gen("a")
+    s.adopt(branches.first())
+
+
+READS: list[Callable[[], Any]] = [
+    lambda: plain("q"),
+    lambda: halves()["a"],
+    lambda: halves().error(),
+    lambda: halves().sync(),
+    lambda: halves().tool_calls("a"),
+    lambda: halves().text(),
+    lambda: halves(use_thread=False),
+    lambda: first_half(),
+    lambda: list(halves.run(stream=True).text_iter()),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_reading_a_def_program_never_blocks_the_loop_of_an_async_def(
+    run_loop: Any, slow_mock: bn.Mock, read: Callable[[], Any]
+) -> None:
+    @bn.function
+    async def outer(s: bn.AsyncState) -> None:
+        with pytest.raises(
+            bn.BadProgram, match=r"not known yet, .* block the event loop of outer.*run_async"
+        ) as raised:
+            read()
+        assert "test_async_state.py:" in str(raised.value)
+        await asyncio.gather(asyncio.to_thread(read), plain.run_async("q"))
+
+    run_loop(outer())
+
+
+def test_def_program_whose_values_are_known_is_read_in_an_async_def(run_loop: Any, slow_mock: bn.Mock) -> None:
+    @bn.function
+    async def outer(s: bn.AsyncState) -> str:
+        return str(halves(backend=bn.Mock("now"))["a"][0]) + str((await plain.run_async("q"))["a"])
+
+    run_loop(outer())
+
+    async def main() -> None:
+        state = await outer()
+        assert state.ret_value == "now<a>"
+        assert halves()["a"] == ["<a>", "<a>"], "outside of bodies, as in a notebook, a read blocks the loop"
+
+    run_loop(main())
