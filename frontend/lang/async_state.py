@@ -115,7 +115,10 @@ class AsyncState(StateBase):
         return messages(self._transcript, self._record.backend.welcome.chat)
 
     async def sync(self) -> None:
-        """Wait until all gens of this state and of joined branches are done. Raises the first error."""
+        """Wait until all gens of this state and of joined branches are done. Raises the first error.
+
+        A text that is not valid for the type of its gen is no error here, only where `value` reads it.
+        """
         await self._all_known()
         for value in self._joined:
             await known(value)

@@ -235,9 +235,10 @@ class Program(Typed[Args, R_co]):
 
         on_error: with "raise", all items finish, and then a BatchError with all results is raised if any item failed;
         an iterator raises the error of the failed item, and the others are stopped. With "return", the state of a
-        failed item is returned too. progress_bar: show it on stderr or in the notebook. timeout, budget: seconds and
-        tokens for the whole batch; when they run out, the unfinished items fail. deadline: seconds until the batch
-        should be done (see Options). Other keywords, and `opts`, are options of each run.
+        failed item is returned too. Without a checkpoint, an output that is not valid for its type does not make its
+        item fail; reading it by `value` raises BadOutput. progress_bar: show it on stderr or in the notebook. timeout,
+        budget: seconds and tokens for the whole batch; when they run out, the unfinished items fail. deadline: seconds
+        until the batch should be done (see Options). Other keywords, and `opts`, are options of each run.
 
         checkpoint: a file to which the variables of each finished item are appended, a JSON line each. Items that have
         a line in the file are not run again, so a batch that was interrupted continues where it stopped. Failed items

@@ -135,7 +135,10 @@ class State(StateBase):
             return messages(self._transcript, self._record.backend.welcome.chat)
 
     def sync(self) -> None:
-        """Wait until all gens of this state and of joined branches are done. Raises the first error."""
+        """Wait until all gens of this state and of joined branches are done. Raises the first error.
+
+        A text that is not valid for the type of its gen is no error here, only where `value` reads it.
+        """
         with StateRead(self):
             self._sync()
 
@@ -147,8 +150,8 @@ class State(StateBase):
         self._check_values(refs, self._joined)
 
     def error(self) -> BaseException | None:
-        """Wait until all gens of this state and of joined branches are done. Returns the first error, or None if there
-        is none."""
+        """Wait until all gens of this state and of joined branches are done. Returns the error that `sync` would raise,
+        or None if there is none."""
         if self._record.error is not None:
             self._record.error_flag.is_seen = True
             return self._record.error

@@ -785,6 +785,18 @@ def test_invalid_object_raises_where_it_is_read() -> None:
         state.value("x")
     assert isinstance(raised.value.__cause__, pydantic.ValidationError)
     assert state.error() is None, "an invalid output does not fail the program"
+    state.sync()
+
+
+def test_invalid_object_does_not_fail_an_item_of_a_batch() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("x", type=int)
+
+    (state,) = program.run_batch([{}], backend=bn.Mock("zz"))
+    assert (state["x"], state.error()) == ("zz", None)
+    with pytest.raises(bn.BadOutput, match="not a valid int: 'zz'"):
+        state.value("x")
 
 
 def test_truncated_value_raises() -> None:
