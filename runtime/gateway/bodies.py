@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -12,6 +12,12 @@ import msgspec
 from banyan.runtime.gateway.errors import HTTPError
 
 T = TypeVar("T")
+
+NO_OPS: dict[str, Any] = {
+    "best_of": 1, "use_beam_search": False, "length_penalty": 1, "include_stop_str_in_output": False, "echo": False,
+    "add_generation_prompt": True, "mcp_servers": [], "defer_loading": False,
+}  # fmt: skip
+"""Fields of other servers that are not supported here -> the value with which they have no effect."""
 
 _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 _MISSING = re.compile(r"required field `(.*?)`", re.DOTALL)
@@ -24,21 +30,61 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """Decode a JSON body into a Struct of the type `kind`. HTTPError 400: the body is not JSON, or does not fit the
-    type; the error names the field."""
+    """Decode a JSON body into a Struct of the type `kind`. Unknown fields are left out if they are null or ask for what
+    happens anyway (NO_OPS). HTTPError 400: the body is not JSON, or does not fit the type; the error names the
+    field."""
+    data: Any = None  # the body as plain data, if it has such fields
     try:
-        found: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
-    except msgspec.ValidationError as e:
-        matched = _WHERE.match(str(e))
-        text, at = (matched[1], matched[2] or "") if matched else (str(e), "")
-        for pattern in (_UNKNOWN, _MISSING):
-            if named := pattern.search(text):
-                at = f"{at}.{named[1]}" if at else named[1]
-        raise HTTPError(400, text[:500], param=at[:200] or None) from None
+        while True:  # once for each place in `kind` that has them
+            try:
+                found: T = (
+                    _decoder(kind).decode(body)  # type: ignore[arg-type]
+                    if data is None
+                    else msgspec.convert(data, kind, str_keys=True)
+                )
+                return found
+            except msgspec.ValidationError as e:
+                text, at = _parsed(e)
+            if not _UNKNOWN.search(text):
+                break
+            data = msgspec.json.decode(body) if data is None else data
+            if not _prune(data, at):
+                break
     except (msgspec.DecodeError, ValueError, RecursionError) as e:
         reason = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
         raise HTTPError(400, f"the body is not valid JSON: {reason}") from None
-    return found
+    for pattern in (_UNKNOWN, _MISSING):
+        if named := pattern.search(text):
+            at = f"{at}.{named[1]}" if at else named[1]
+    raise HTTPError(400, text[:500], param=at[:200] or None)
+
+
+def _parsed(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Split the message of an error into its text and the path of the object or field."""
+    matched = _WHERE.match(str(error))
+    return (matched[1], matched[2] or "") if matched else (str(error), "")
+
+
+def _prune(data: Any, at: str) -> bool:
+    """Delete the fields that have no effect in the object at the path `at`, and in those beside it in lists. False:
+    there were none."""
+    is_changed = False
+    for found in _objects(data, re.sub(r"\[\d+\]", "", at).split(".") if at else []):
+        for name in [name for name, value in found.items() if value is None or NO_OPS.get(name) == value]:
+            del found[name]
+            is_changed = True
+    return is_changed
+
+
+def _objects(value: Any, path: list[str]) -> Iterator[dict[str, Any]]:
+    if isinstance(value, list):
+        for one in value:
+            yield from _objects(one, path)
+    elif isinstance(value, dict):
+        if path:
+            yield from _objects(value.get(path[0]), path[1:])
+        else:
+            yield value
 
 
 def ignored(body: msgspec.Struct, names: Sequence[str]) -> dict[str, str]:

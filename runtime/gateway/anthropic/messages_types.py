@@ -100,6 +100,9 @@ class MessageTool(Body):
     cache_control: CacheControl | None = None
     strict: bool | None = None
     type: Literal["custom"] | None = None
+    # Accepted without effect; a header of the response names them.
+    eager_input_streaming: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class AutoChoice(Body, tag="auto", tag_field="type"):
@@ -231,7 +234,10 @@ class MessageRequest(CountRequest, kw_only=True):
     inference_geo: str | None = None
 
 
-PROMPT_IGNORED = ("output_config.effort", "messages.content.is_error", "messages.content.citations", "speed")
+PROMPT_IGNORED = (
+    *("output_config.effort", "messages.content.is_error", "messages.content.citations", "speed"),
+    *("tools.eager_input_streaming", "tools.input_examples"),
+)
 MESSAGE_IGNORED = (*PROMPT_IGNORED, "service_tier", "inference_geo")
 THINKING_IGNORED = ("thinking.budget_tokens", "thinking.display")
 """Fields that have no effect here. Of `thinking`, the listed fields have no effect for a model that reasons; for other

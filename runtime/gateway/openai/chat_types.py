@@ -18,7 +18,10 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaul
 
 
 class TextPart(Body, tag="text", tag_field="type"):
+    """cache_control: has no effect. Clients that also speak Anthropic's API send it."""
+
     text: str
+    cache_control: dict[str, Any] | None = None
 
 
 class RefusalPart(Body, tag="refusal", tag_field="type"):
@@ -32,6 +35,7 @@ class ImageURL(Body):
 
 class ImagePart(Body, tag="image_url", tag_field="type"):
     image_url: ImageURL
+    cache_control: dict[str, Any] | None = None
 
 
 ContentPart = TextPart | RefusalPart | ImagePart
@@ -200,7 +204,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_retention", "prompt_cache_options"),
     *("verbosity", "prediction", "stream_options.include_obfuscation"),
-    *("messages.name", "messages.content.image_url.detail"),
+    *("messages.name", "messages.content.image_url.detail", "messages.content.cache_control"),
 )
 """Fields that are accepted, but have no effect here."""
 

@@ -11,6 +11,8 @@ import openai
 import pydantic
 import pytest
 
+from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.openai.chat_types import ChatRequest
 from raw_http import post
 
 PATH = "/v1/chat/completions"
@@ -261,6 +263,36 @@ def test_fields_without_effect_are_named_in_a_header(openai_client: openai.OpenA
         model="pocket", messages=[*QUESTION, {"role": "user", "name": "ann", "content": "?"}], max_tokens=1, store=True
     )
     assert found.headers["x-banyan-ignored"] == "store, messages.name"
+
+
+def test_unknown_fields_that_ask_for_nothing_are_taken(url: str) -> None:
+    parts = [{"type": "text", "text": "Hi", "x": None}, {"type": "text", "text": "!", "y": None}]
+    tool = {**CALCULATOR, "x": None, "function": {**CALCULATOR["function"], "y": None}}
+    schema = tool["function"]["parameters"] = {"type": "object", "properties": {"a": {"enum": ["b", None]}}}
+    for more in (
+        {"audio": None, "functions": None, "function_call": None, "prompt_logprobs": None},
+        {"best_of": 1, "include_stop_str_in_output": False, "use_beam_search": False, "add_generation_prompt": True},
+        {"messages": [{"role": "user", "content": parts, "z": None}, *QUESTION]},
+        {"tools": [tool], "messages": [{**SUM[0], "z": None}]},
+    ):
+        assert post(url, PATH, body(**more))[0] == 200, more
+    found = decode(json.dumps({"model": "m", "messages": SUM, "tools": [tool]}).encode(), ChatRequest)
+    assert found.tools is not None
+    assert found.tools[0].function.parameters == schema
+    for wrong in ({"best_of": 2}, {"functions": []}, {"audio": None, "foo": 0}, {"messages": [{**SUM[0], "z": 0}]}):
+        status, data = post(url, PATH, body(**wrong))
+        assert status == 400
+        assert json.loads(data)["error"]["param"] in ("best_of", "functions", "foo", "messages[0].z")
+
+
+def test_cache_control_of_a_part_has_no_effect(openai_client: openai.OpenAI) -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    found = openai_client.chat.completions.with_raw_response.create(
+        model="pocket",
+        messages=[{"role": "user", "content": [part]}],
+        max_tokens=1,  # type: ignore[list-item]
+    )
+    assert found.headers["x-banyan-ignored"] == "messages.content.cache_control"
 
 
 @pytest.mark.parametrize(

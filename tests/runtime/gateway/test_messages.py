@@ -177,6 +177,19 @@ def test_arguments_with_a_lone_surrogate_are_passed_on() -> None:
     assert block["input"] == {"x": "\ud800"}
 
 
+def test_unknown_fields_that_ask_for_nothing_are_taken(url: str) -> None:
+    tool = {"name": "f", "input_schema": {"type": "object"}, "defer_loading": False, "x": None}
+    for more in (
+        {"container": None, "mcp_servers": [], "context_management": None},
+        {"tools": [{**tool, "eager_input_streaming": True, "input_examples": [{}]}]},
+    ):
+        found, data = post(url, "/v1/messages", {"model": "pocket", "max_tokens": 1, "messages": QUESTION, **more})
+        assert found == 200, data
+    for wrong in ({"container": "a"}, {"mcp_servers": [{}]}, {"tools": [{**tool, "defer_loading": True}]}):
+        found, _ = post(url, "/v1/messages", {"model": "pocket", "max_tokens": 1, "messages": QUESTION, **wrong})
+        assert found == 400, wrong
+
+
 def test_a_cache_control_inside_a_tool_result_pins() -> None:
     text = {"type": "text", "text": "71", "cache_control": {"type": "ephemeral"}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": [text]}
