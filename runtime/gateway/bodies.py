@@ -21,7 +21,7 @@ NO_OPS: dict[str, Any] = {
 
 _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 _MISSING = re.compile(r"required field `(.*?)`", re.DOTALL)
-_WHERE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_WHERE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])*`)?$", re.DOTALL)
 
 
 @cache
@@ -53,9 +53,10 @@ def decode(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, ValueError, RecursionError) as e:
         reason = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
         raise HTTPError(400, f"the body is not valid JSON: {reason}") from None
-    for pattern in (_UNKNOWN, _MISSING):
-        if named := pattern.search(text):
-            at = f"{at}.{named[1]}" if at else named[1]
+    if named := (_UNKNOWN.search(text) or _MISSING.search(text)):
+        at = f"{at}.{named[1]}" if at else named[1]
+    if _UNKNOWN.search(text) or text.startswith("Expected `null`,"):  # some fields may only be null
+        text = f"`{at.rpartition('.')[2]}` is not supported"
     raise HTTPError(400, text[:500], param=at[:200] or None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,8 +48,9 @@ again after any status from 500 on, so a request that kills engines gets 400."""
 
 
 class HTTPError(Exception):
-    """The error that a client gets in place of a response. param: the name of the invalid field of the body, if there
-    is one. details: the field `details` of Anthropic's error object."""
+    """The error that a client gets in place of a response. param: the path of the invalid field in the body, if there
+    is one; a message that does not contain it gets it as a prefix, because many clients show only the message. details:
+    the field `details` of Anthropic's error object."""
 
     def __init__(
         self,
@@ -60,6 +62,8 @@ class HTTPError(Exception):
         kind: str = "",
         details: Mapping[str, Any] | None = None,
     ) -> None:
+        if param and not re.search(rf"(?<!\w){re.escape(param)}(?!\w)", message):
+            message = f"{param}: {message}"
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.details = status, message, param, code, details
         self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
@@ -71,8 +75,7 @@ class HTTPError(Exception):
     def anthropic(self) -> dict[str, Any]:
         """The body as Anthropic writes it."""
         kind = ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        message = f"{self.param}: {self.message}" if self.param else self.message
-        error = {"type": kind, "message": message}
+        error = {"type": kind, "message": self.message}
         return {"type": "error", "error": error if self.details is None else error | {"details": self.details}}
 
 

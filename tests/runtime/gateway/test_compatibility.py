@@ -351,7 +351,7 @@ def logit_biases(server: Server) -> None:
     text = refused(lambda: server.chat(logit_bias={"bad1": 50, "2": 1, "bad2": 20}), "logit_bias")
     assert "bad1" in text
     assert "bad2" in text
-    refused(lambda: server.chat(logit_bias={"1": "not_a_number"}), "logit_bias[...]")
+    refused(lambda: server.chat(logit_bias={"1": "not_a_number"}), "logit_bias")
 
 
 @case(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from banyan.runtime import errors
-from banyan.runtime.gateway.errors import http_error
+from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.openai.chat_types import CompletionRequest
+from banyan.runtime.gateway.openai.responses_types import ResponseRequest
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,34 @@ def test_status(kind: type[errors.BanyanError], status: int) -> None:
     found = http_error(kind("why"))
     code = "context_length_exceeded" if kind is errors.PromptTooLong else kind.code
     assert (found.status, found.code, found.message) == (status, code, "why")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ('"temperature": 3', "temperature", "temperature: Expected `float` <= 2.0"),
+        ('"n": 0', "n", "n: Expected `int` >= 1"),
+        ('"logit_bias": {"50": 1000}', "logit_bias", "logit_bias: Expected `float` <= 100.0"),
+        ('"suffix": "x"', "suffix", "`suffix` is not supported"),
+        ('"foo": 1', "foo", "`foo` is not supported"),
+        ('"stream_options": {"foo": 1}', "stream_options.foo", "stream_options.foo: `foo` is not supported"),
+    ],
+)
+def test_message_names_the_field(fields: str, param: str, message: str) -> None:
+    with pytest.raises(HTTPError) as raised:
+        decode(f'{{"model": "m", "prompt": "p", {fields}}}'.encode(), CompletionRequest)
+    assert (raised.value.param, raised.value.message) == (param, message)
+    assert raised.value.openai()["error"]["message"] == raised.value.anthropic()["error"]["message"] == message
+
+
+def test_a_wrong_key_has_the_path_of_its_object() -> None:
+    with pytest.raises(HTTPError, match="metadata: Expected") as raised:
+        decode(f'{{"model": "m", "input": "i", "metadata": {{"{"k" * 65}": ""}}}}'.encode(), ResponseRequest)
+    assert raised.value.param == "metadata"
+
+
+def test_a_message_that_names_the_field_gets_no_prefix() -> None:
+    assert HTTPError(400, "top_logprobs needs logprobs: true", param="top_logprobs").message.startswith(
+        "top_logprobs n"
+    )
+    assert HTTPError(400, "an option is wrong", param="n").message == "n: an option is wrong"

@@ -347,7 +347,7 @@ def test_stored_conversations_leave_programs_for_other_requests(
         ({"background": True, "stream": True}, "background"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"metadata": {str(k): "x" for k in range(17)}}, "metadata"),
-        ({"metadata": {"a": "x" * 513}}, "metadata[...]"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
     ],
 )
 def test_errors_name_the_field(openai_client: openai.OpenAI, options: Any, param: str) -> None:
