@@ -47,6 +47,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeVar
 
+EARLIER_OP = "an earlier op of the same state failed"
+"""Begins the message of an error for an op after one that failed."""
+
 E = TypeVar("E", bound="BanyanError")
 
 
@@ -131,7 +134,12 @@ class UnknownVariable(ProgramError, KeyError, code="unknown_variable"):
     __str__ = ProgramError.__str__  # that of KeyError is a repr
 
 
-class PromptTooLong(ProgramError, code="prompt_too_long"): ...
+class PromptTooLong(ProgramError, code="prompt_too_long"):
+    @classmethod
+    def of(cls, what: str, n_tokens: int, n_most: int) -> Self:
+        """Make the error for a prompt of n_tokens, of which the context holds n_most. what: what has the tokens, and a
+        verb. Clients look for "maximum context length"."""
+        return cls(f"{what} {n_tokens} tokens; the maximum context length is {n_most}")
 
 
 class Cancelled(ProgramError, code="cancelled"): ...

@@ -16,7 +16,7 @@ from copy import copy
 from functools import partial
 from typing import Any, Protocol
 
-from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ProgramError
+from banyan.runtime.errors import EARLIER_OP, BadProgram, BanyanError, Cancelled, ProgramError
 from banyan.runtime.executor.generation import Generation, NextStep, generation_of
 from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.executor.state import JoinPoint, PendingJoin, QueuedOp, RunningState, Snapshot
@@ -356,7 +356,7 @@ class Executor:
             self._n_queued -= 1
             self._has_progressed = True
             if state.error is not None:
-                self._fail(op, copy_error(state.error, "an earlier op of the same state failed"))
+                self._fail(op, copy_error(state.error, EARLIER_OP))
             else:
                 try:
                     self._execute(state, op)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from banyan.runtime.errors import (
+    EARLIER_OP,
     BadMessage,
     BadProgram,
     BanyanError,
@@ -24,6 +25,11 @@ from banyan.runtime.errors import (
     ToolError,
     Unsupported,
 )
+
+TOO_LONG = "context_length_exceeded"
+"""The code of OpenAI's API for a prompt that is longer than the context."""
+_LENGTHS = re.compile(r"(\d+) tokens; the maximum context length is (\d+)")
+"""Matches the message of PromptTooLong.of."""
 
 ANTHROPIC_KINDS = {
     400: "invalid_request_error",
@@ -75,13 +81,19 @@ class HTTPError(Exception):
     def anthropic(self) -> dict[str, Any]:
         """The body as Anthropic writes it."""
         kind = ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        error = {"type": kind, "message": self.message}
+        lengths = _LENGTHS.search(self.message) if self.code == TOO_LONG else None
+        # clients of this API look for this text
+        text = "prompt is too long: {} tokens > {} maximum".format(*lengths.groups()) if lengths else self.message
+        error = {"type": kind, "message": text}
         return {"type": "error", "error": error if self.details is None else error | {"details": self.details}}
 
 
-def http_error(error: BanyanError) -> HTTPError:
-    """Convert an error of the runtime into the HTTPError for the client, with the status that fits its class."""
+def http_error(error: BanyanError, field: str | None = None) -> HTTPError:
+    """Convert an error of the runtime into the HTTPError for the client, with the status that fits its class. field:
+    the field of the request's prompt, which the error names if the prompt is wrong."""
     status = next((status for status, classes in _STATUSES.items() if isinstance(error, classes)), 500)
-    code = "context_length_exceeded" if isinstance(error, PromptTooLong) else error.code
+    code = TOO_LONG if isinstance(error, PromptTooLong) else error.code
     kind = "rate_limit_error" if status == 429 else ""
-    return HTTPError(status, error.message, code=code, kind=kind)
+    message = error.message.rpartition(f"{EARLIER_OP}: ")[2]  # the earlier op appends the prompt
+    is_of_prompt = code == TOO_LONG or (status == 400 and message != error.message)
+    return HTTPError(status, message, param=field if is_of_prompt else None, code=code, kind=kind)

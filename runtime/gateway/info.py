@@ -91,35 +91,45 @@ async def tokenize(request: HTTPRequest) -> Reply:
         parts = PromptWriter(chat_markers(request)).parts(body.messages)
         if body.add_generation_prompt:
             parts = (*parts, wire.BeginTurn(ASSISTANT))
-    tokens = (await _read(request, parts, kwargs)).tokens
+    field = "prompt" if body.messages is None else "messages"
+    tokens = (await _read(request, parts, kwargs, field)).tokens
     ids = memoryview(tokens.ids).cast("i").tolist() if tokens is not None else []
     return json_reply({"tokens": ids, "count": len(ids), "max_model_len": request.client.welcome.max_context})
 
 
-async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "") -> wire.Value:
+async def _read(
+    request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "", field: str = "messages"
+) -> wire.Value:
     """Have the server tokenize a prompt. Returns its text and tokens. kwargs: variables for the chat template
     (wire.Gen.chat_template_kwargs). Only a gen can carry these variables, so with kwargs the server runs a gen of 0
-    tokens, which computes the KV of the prompt."""
+    tokens, which computes the KV of the prompt. field: the field of the request that has the prompt, for errors."""
     gens = (wire.Gen(0, 1, wire.Sampling(max_tokens=0), chat_template_kwargs=kwargs),) if kwargs else ()
     ops = (wire.Append(0, parts), *gens, wire.Read(0, 0, tokens=True))
-    async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="tokenize") as call:
+    async with ModelCall.start(
+        request.client, request.gateway.mailbox, ops, (0,), name="tokenize", field=field
+    ) as call:
         return (await call.values())[0]
 
 
 async def count_tokens(
-    request: HTTPRequest, parts: tuple[wire.Part, ...], tools: wire.Tools | None, kwargs: str = ""
+    request: HTTPRequest,
+    parts: tuple[wire.Part, ...],
+    tools: wire.Tools | None,
+    kwargs: str = "",
+    field: str = "messages",
 ) -> int:
     """Return how many tokens a prompt has. kwargs: variables for the chat template (wire.Gen.chat_template_kwargs).
+    field: the field of the request that has the prompt, for errors.
 
     With tools or kwargs, the server runs a gen of 0 tokens to count them. This computes the KV of the prompt, which a
     later request with the same prompt finds in the cache.
     """
     if tools is None and not kwargs:
-        tokens = (await _read(request, parts)).tokens
+        tokens = (await _read(request, parts, field=field)).tokens
         return len(tokens.ids) // 4 if tokens is not None else 0
     gen = wire.Gen(0, 0, wire.Sampling(max_tokens=0), tools=tools, chat_template_kwargs=kwargs)
     ops = (wire.Append(0, parts), gen)
-    async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="count") as call:
+    async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="count", field=field) as call:
         return (await call.values())[0].usage.prompt
 
 

@@ -49,12 +49,15 @@ class ModelCall:
     """Sends ops of a program to the server, and collects the values that they make. Use it in an `async with` block:
     the end of the block calls `cancel`."""
 
-    def __init__(self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None) -> None:
+    def __init__(
+        self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None, field: str = "messages"
+    ) -> None:
         """state: the state that this call uses, if other calls use the same program; `cancel` then drops only this
-        state. None: the program belongs to this call, and `cancel` ends it."""
+        state. None: the program belongs to this call, and `cancel` ends it. field: the field of the request that has
+        the prompt, for errors."""
         self.keeps_state = False
         """Whether later calls continue the state, so that it is not dropped."""
-        self._mailbox, self._program, self._state = mailbox, program, state
+        self._mailbox, self._program, self._state, self._field = mailbox, program, state, field
         self._arrived: list[Arrival] = []
         self._error: BanyanError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -73,12 +76,13 @@ class ModelCall:
         stream: bool = False,
         limits: wire.ProgramLimits | None = None,
         last: bool = True,
+        field: str = "messages",
     ) -> Self:
         """Send a program, and return its call. refs: the refs of the values to wait for. stream: whether its gens
-        stream. last: whether no more ops follow. HTTPError: the program cannot be sent."""
+        stream. last: whether no more ops follow. field: as in __init__. HTTPError: the program cannot be sent."""
         try:
             program = client.program(name)
-            call = cls(mailbox, program)
+            call = cls(mailbox, program, field=field)
             if limits is not None:
                 program.limit(limits)
             call.submit(ops, refs, stream=stream, last=last)
@@ -124,7 +128,7 @@ class ModelCall:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._error is not None:
-            raise http_error(self._error) from self._error
+            raise http_error(self._error, self._field) from self._error
         arrived, self._arrived = self._arrived, []
         return arrived
 

@@ -57,10 +57,9 @@ def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
         if len(tokens) and not 0 <= (worst := int(tokens[tokens.view(np.uint32).argmax()])) < limits.vocab_size:
             raise BadProgram(f"{what} has token {worst}; the model's vocabulary is 0 .. {limits.vocab_size - 1}")
     _check_sampling(s)
-    if len(ids) + (s.max_tokens > 0 and not run.n_done) > limits.context:
-        raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens, but the context is {limits.context}, including the output"
-        )
+    n_least = len(ids) + (s.max_tokens > 0 and not run.n_done)
+    if n_least > limits.context:
+        raise PromptTooLong.of("the prompt with its output has at least", n_least, limits.context)
     max_total = max(len(ids), min(len(ids) - run.n_done + s.max_tokens, limits.context))
     need = -(-max(max_total - 1, len(ids)) // page)  # the last sampled token is never computed
     if need > n_pages:

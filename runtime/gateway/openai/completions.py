@@ -69,7 +69,9 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     limits = limits_of(request, body.priority, body.cache_salt, body.user)
     refs = range(n_choices + n_prompts * bool(body.echo))
     mailbox, is_stream = request.gateway.mailbox, bool(body.stream)
-    call = ModelCall.start(request.client, mailbox, ops, refs, name="completion", stream=is_stream, limits=limits)
+    call = ModelCall.start(
+        request.client, mailbox, ops, refs, name="completion", stream=is_stream, limits=limits, field="prompt"
+    )
     writer = CompletionWriter(body, n_choices)
     if is_stream:
         return EventReply(stream(call, writer), lambda e: event(e.openai()))

@@ -87,7 +87,8 @@ async def count_input(request: HTTPRequest) -> Reply:
     chat = chat_markers(request)
     parts = (*PromptWriter(chat).parts(turns), wire.BeginTurn(ASSISTANT))
     tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
-    n = await count_tokens(request, parts, tools, template_kwargs(chat, body.chat_template_kwargs, body.effort))
+    kwargs = template_kwargs(chat, body.chat_template_kwargs, body.effort)
+    n = await count_tokens(request, parts, tools, kwargs, field="input")
     headers = ignored(body, (*PROMPT_IGNORED, *_unread(request)))
     return json_reply({"object": "response.input_tokens", "input_tokens": n}, headers=headers)
 
@@ -224,7 +225,8 @@ class ResponseRun:
         ops += [wire.Append(stored.state, (*parts, wire.BeginTurn(ASSISTANT))), gen]
         if limits is not None:
             conversation.program.limit(limits)
-        call = ModelCall(request.gateway.mailbox, conversation.program, state=stored.state if self._goes_on else None)
+        state = stored.state if self._goes_on else None
+        call = ModelCall(request.gateway.mailbox, conversation.program, state=state, field="input")
         call.submit(ops, (self._ref,), stream=True, last=False)
         self._conversation = stored.conversation = conversation
         conversation.begin()

@@ -211,9 +211,9 @@ class EngineGenerator:
         """Check the length of a text. PromptTooLong: it has more characters than can fit, whatever its tokens are."""
         limit = self._max_context * self.tokenizer.longest
         if n_chars > limit > 0:
-            raise PromptTooLong(
-                f"the prompt has {n_chars} characters; the model's context of {self._max_context} tokens, of at most "
-                f"{self.tokenizer.longest} characters each, holds no more than {limit}"
+            n_tokens = -(-n_chars // self.tokenizer.longest)
+            raise PromptTooLong.of(
+                f"the prompt has {n_chars} characters and therefore at least", n_tokens, self._max_context
             )
 
 

@@ -112,9 +112,7 @@ class LocalEncoder:
             encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
             found = encode([text], add_special_tokens=special)[0]
         if len(found) > self.max_ids > 0:  # checked before a list is made of the ids
-            raise PromptTooLong(
-                f"a text of {len(text)} characters has {len(found)} tokens; the model's context is {self.max_ids}"
-            )
+            raise PromptTooLong.of(f"a text of {len(text)} characters has", len(found), self.max_ids)
         return EncodedText(found.ids, found.offsets, found.word_ids) if offsets else EncodedText(found.ids)
 
     def close(self) -> None:

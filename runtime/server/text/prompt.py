@@ -375,10 +375,7 @@ class PromptText(Prompt):
                     found.append(ImageRun(part, tokens.file, first, tokens.shape.height, tokens.shape.width))
                     first += len(part) // 4
             if (n_rows := n_rows + first) > self.images.max_rows > 0:
-                raise PromptTooLong(
-                    f"the images of the prompt take at least {n_rows} tokens; the model's context is "
-                    f"{self.images.max_rows}"
-                )
+                raise PromptTooLong.of("the images of the prompt take at least", n_rows, self.images.max_rows)
         return found
 
     def tokens(

@@ -319,7 +319,7 @@ def test_cache_control_of_a_part_has_no_effect(openai_client: openai.OpenAI) -> 
         ({"tools": [CALCULATOR], "tool_choice": allowed("auto")}, "tool_choice", 400),
         ({"regex": "a", "grammar": "b"}, "grammar", 400),
         ({"regex": "("}, None, 400),
-        ({"messages": [{"role": "user", "content": "word " * 3000}]}, None, 400),
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages", 400),
         (
             {
                 "messages": [

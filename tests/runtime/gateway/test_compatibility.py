@@ -554,7 +554,7 @@ def completion_and_its_logprobs(server: Server) -> None:
 def several_prompts(server: Server) -> None:
     assert server.complete([0, 0, 0]).usage.prompt_tokens == 3
     assert len(server.complete([[0, 0], [0, 0, 0]], n=2).choices) == 4
-    assert "vocabulary" in refused(lambda: server.complete([0, 1 << 20]))
+    assert "vocabulary" in refused(lambda: server.complete([0, 1 << 20]), "prompt")
     refused(lambda: server.complete(extra_body={"use_beam_search": True}), "use_beam_search")
     n_prompt = server.complete().usage.prompt_tokens
     for n in (1, 2):

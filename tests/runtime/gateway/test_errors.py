@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from typing import Any
+
 import pytest
 
 from banyan.runtime import errors
@@ -9,6 +13,10 @@ from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.openai.chat_types import CompletionRequest
 from banyan.runtime.gateway.openai.responses_types import ResponseRequest
+from raw_http import post
+
+PIXEL = "data:image/png;base64,AAAA"
+IMAGES = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]}]
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,46 @@ def test_a_message_that_names_the_field_gets_no_prefix() -> None:
         "top_logprobs n"
     )
     assert HTTPError(400, "an option is wrong", param="n").message == "n: an option is wrong"
+
+
+def test_clients_recognise_a_prompt_that_is_too_long(url: str) -> None:
+    text = "word " * 3000
+    n_most = int(json.loads(post(url, "/tokenize", {"prompt": ""})[1])["max_model_len"])
+    for path, body, param in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
+        ("/v1/completions", {"prompt": text}, "prompt"),
+        ("/v1/completions", {"prompt": [0] * 3000}, "prompt"),
+        ("/v1/responses", {"input": text}, "input"),
+        ("/v1/responses/input_tokens", {"input": text}, "input"),
+        ("/tokenize", {"prompt": text}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": text}]}, "messages"),
+    ):
+        status, data = post(url, path, {"model": "pocket", **body})
+        error = json.loads(data)["error"]
+        assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+        assert f"the maximum context length is {n_most}" in error["message"]
+        assert "earlier op" not in error["message"]
+    for stream in (False, True):
+        body = {"max_tokens": 1, "stream": stream, "messages": [{"role": "user", "content": text}]}
+        _, data = post(url, "/v1/messages", {"model": "pocket", **body})
+        message = json.loads(data)["error"]["message"]
+        assert re.fullmatch(rf"prompt is too long: [0-9]{{4,}} tokens > {n_most} maximum", message)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": [99999], "n": 2}, "prompt"),
+        ("/v1/chat/completions", {"messages": IMAGES}, "messages"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": PIXEL}]}]},
+            "input",
+        ),
+    ],
+)
+def test_a_prompt_that_the_server_refuses_is_named(url: str, path: str, body: Any, param: str) -> None:
+    status, data = post(url, path, {"model": "pocket", **body})
+    error = json.loads(data)["error"]
+    assert (status, error["param"]) == (400, param), error
+    assert "earlier op" not in error["message"]
