@@ -32,7 +32,7 @@ def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
     turn of the assistant that the output continues; None: the output begins a new turn."""
     marks, opened = chat.reasoning, chat.roles.get(ASSISTANT, ("", ""))[0]
     if begun is not None:  # if text follows the start mark, the output counts as the answer, as on the server
-        opened += "".join(part for part in contents(begun.content, "") if isinstance(part, str))
+        opened += "".join(part for part in contents(begun.content) if isinstance(part, str))
     return marks.end if marks is not None and opened.rstrip().endswith(marks.start) else ""
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import ChatTurn, ContentPart, ImagePart, TextPart
+from banyan.runtime.gateway.openai.chat_types import ChatTurn, ContentPart, ConvertedTurn, ImagePart, TextPart
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -36,10 +37,10 @@ class PromptWriter:
         call."""
         found: list[wire.Part] = []
         for k, turn in enumerate(turns):
-            where = f"messages[{k}]"
+            where = partial(_path, turn, k)
             answers = self._answered(turn, where) if turn.role == "tool" else None
             found.append(wire.BeginTurn(self._role(turn.role), answers))
-            found += contents(turn.content, f"{where}.content")
+            found += contents(turn.content, where)
             if turn.refusal:
                 found.append(turn.refusal)
             if not (leaves_open and k == len(turns) - 1):
@@ -56,32 +57,39 @@ class PromptWriter:
     def _role(self, role: str) -> str:
         return "system" if role == "developer" and role not in self._chat.roles else role
 
-    def _called(self, turn: ChatTurn, where: str) -> tuple[wire.WireToolCall, ...]:
+    def _called(self, turn: ChatTurn, where: Callable[[str], str]) -> tuple[wire.WireToolCall, ...]:
         if turn.tool_calls is None:
             return ()
         if turn.role != ASSISTANT:
-            raise HTTPError(400, "only a message of the assistant may have tool_calls", param=f"{where}.tool_calls")
+            raise HTTPError(400, "only a message of the assistant may have tool_calls", param=where("tool_calls"))
         calls = ((call.function, call.id) for call in turn.tool_calls)
         return tuple(
             wire.WireToolCall(self.know(function.name, call_id).id, function.name, function.arguments or "{}")
             for function, call_id in calls
         )
 
-    def _answered(self, turn: ChatTurn, where: str) -> wire.WireToolCall:
+    def _answered(self, turn: ChatTurn, where: Callable[[str], str]) -> wire.WireToolCall:
         if turn.tool_call_id is None or (call := self._calls.get(turn.tool_call_id)) is None:
-            text = "a message of role 'tool' answers a call of an earlier message; its tool_call_id names no such call"
-            raise HTTPError(400, text, param=f"{where}.tool_call_id")
+            text = "the result of a tool call must have the id of a call in an earlier message"
+            raise HTTPError(400, text, param=where("tool_call_id"))
         return call
 
 
-def contents(content: str | list[ContentPart] | None, where: str) -> list[wire.Part]:
-    """The prompt parts of one message's content. where: the path of the content in the body, for errors."""
+def _path(turn: ChatTurn, k: int, field: str) -> str:
+    """The path in the request of a field of `turn`, which is message k; of what was converted to `turn`, if this is not
+    a message of chat completions."""
+    return turn.where if isinstance(turn, ConvertedTurn) else f"messages[{k}].{field}"
+
+
+def contents(content: str | list[ContentPart] | None, where: Callable[[str], str] = str) -> list[wire.Part]:
+    """The prompt parts of one message's content. where: returns the path in the body of a field of the message, for
+    errors."""
     if content is None or isinstance(content, str):
         return [content] if content else []
     found: list[wire.Part] = []
     for k, part in enumerate(content):
         if isinstance(part, ImagePart):
-            found.append(image(part.image_url.url, f"{where}[{k}].image_url.url"))
+            found.append(image(part.image_url.url, where(f"content[{k}].image_url.url")))
         else:
             found.append(part.text if isinstance(part, TextPart) else part.refusal)
     return found
@@ -91,7 +99,8 @@ def image(url: str, where: str) -> wire.Image:
     """Decode the image in a data URL. HTTPError: it is another kind of URL, which the server never fetches, or is not
     valid base64."""
     if (match := _DATA_URL.match(url)) is None:
-        raise HTTPError(400, "an image must be a data URL, such as data:image/png;base64,...", param=where)
+        text = "an image must be base64, or a data URL such as data:image/png;base64,...; the server fetches none"
+        raise HTTPError(400, text, param=where)
     try:
         return wire.Image(base64.b64decode(url[match.end() :], validate=True), match[1].lower())
     except ValueError as e:  # binascii.Error is a subclass; text that is not ASCII raises ValueError itself

@@ -14,6 +14,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     CalledFunction,
     ChatTurn,
     ContentPart,
+    ConvertedTurn,
     FunctionSpec,
     ImagePart,
     ImageURL,
@@ -259,6 +260,7 @@ def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
     the path of the message in the body, for errors. HTTPError: a block does not fit the message's role."""
     if isinstance(message.content, str):
         return [ChatTurn(role=message.role, content=message.content)]
+    where = f"{where}.content"
     turns: list[ChatTurn] = []
     parts: list[ContentPart] = []
     calls: list[ToolCallPart] = []
@@ -267,9 +269,7 @@ def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
             (message.role == ASSISTANT) != isinstance(block, ToolUseBlock)
         )
         if is_misplaced:
-            raise HTTPError(
-                400, f"a message of the {message.role} must not have such a block", param=f"{where}.content[{k}]"
-            )
+            raise HTTPError(400, f"a message of the {message.role} must not have such a block", param=f"{where}[{k}]")
         match block:
             case TextBlock() | ImageBlock():
                 parts += _parts([block])
@@ -278,7 +278,8 @@ def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
                 calls.append(ToolCallPart(id=block.id, function=CalledFunction(name=block.name, arguments=arguments)))
             case ToolResultBlock(content=content):
                 result: Any = content if isinstance(content, str) or content is None else _parts(content)
-                turns.append(ChatTurn(role="tool", content=result, tool_call_id=block.tool_use_id))
+                place = f"{where}[{k}]"
+                turns.append(ConvertedTurn(role="tool", content=result, tool_call_id=block.tool_use_id, where=place))
     if parts or calls or not turns:
-        turns.append(ChatTurn(role=message.role, content=parts, tool_calls=calls or None))
+        turns.append(ConvertedTurn(role=message.role, content=parts, tool_calls=calls or None, where=where))
     return turns

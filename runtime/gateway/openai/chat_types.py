@@ -78,6 +78,13 @@ class ChatTurn(Body):
     parsed: Any = None
 
 
+class ConvertedTurn(ChatTurn, kw_only=True):
+    """A message that was made from a request of another API. where: the path in that request of what it was made from,
+    for errors."""
+
+    where: str
+
+
 class FunctionSpec(Body):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None

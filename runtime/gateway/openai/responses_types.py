@@ -15,6 +15,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     CalledFunction,
     ChatTurn,
     ContentPart,
+    ConvertedTurn,
     FunctionSpec,
     ImagePart,
     ImageURL,
@@ -210,16 +211,17 @@ def turns_of(given: str | Sequence[InputItem]) -> list[ChatTurn]:
                 id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}")
             )
             if not turns or turns[-1].role != ASSISTANT:
-                turns.append(ChatTurn(role=ASSISTANT))
+                turns.append(ConvertedTurn(role=ASSISTANT, where=where))
             turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), call]
         elif item.type == "function_call_output":
             if item.call_id is None or item.output is None:
                 raise HTTPError(400, "a function_call_output must have a call_id and an output", param=where)
-            turns.append(ChatTurn(role="tool", content=_content(item.output), tool_call_id=item.call_id))
+            content = _content(item.output)
+            turns.append(ConvertedTurn(role="tool", content=content, tool_call_id=item.call_id, where=where))
         elif item.role is None:
             raise HTTPError(400, "a message must have a role", param=f"{where}.role")
         else:
-            turns.append(ChatTurn(role=item.role, content=_content(item.content)))
+            turns.append(ConvertedTurn(role=item.role, content=_content(item.content), where=where))
     return turns
 
 

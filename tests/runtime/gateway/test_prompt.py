@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 
+import msgspec
 import pytest
 
+from banyan.runtime.gateway.anthropic.messages_types import CountRequest
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import (
     CalledFunction,
@@ -15,6 +17,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     TextPart,
     ToolCallPart,
 )
+from banyan.runtime.gateway.openai.responses_types import InputItem, turns_of
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 
@@ -76,3 +79,28 @@ def test_continuations_of_a_conversation_number_their_calls_apart() -> None:
         branch.know("f", name)
         results = [ChatTurn(role="tool", tool_call_id=one, content="7") for one in ("first", name)]
         assert answers(branch.parts(results)) == [f"{k:09d}" for k in range(2)]
+
+
+def test_errors_of_other_apis_have_the_paths_of_their_requests() -> None:
+    url, unknown = {"type": "url", "url": "http://x/y.png"}, {"type": "tool_result", "tool_use_id": "a"}
+    result = {**unknown, "content": [{"type": "image", "source": url}]}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+    for messages, param in (
+        ([{"role": "user", "content": [{"type": "image", "source": url}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, unknown]}], "messages[0].content[1]"),
+        ([call, {"role": "user", "content": [result]}], "messages[1].content[0]"),
+    ):
+        body = msgspec.convert({"model": "m", "messages": messages, "system": "s"}, CountRequest)
+        with pytest.raises(HTTPError) as raised:
+            PromptWriter(CHAT).parts(body.turns)
+        assert raised.value.param == param
+        assert "tool_call_id" not in raised.value.message
+    for item in (
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "http://x/y.png"}]},
+    ):
+        with pytest.raises(HTTPError) as raised:
+            PromptWriter(CHAT).parts(
+                turns_of(msgspec.convert([{"role": "user", "content": "a"}, item], list[InputItem]))
+            )
+        assert raised.value.param == "input[1]"
