@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from banyan.runtime.errors import BadProgram
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import ChatTurn, ContentPart, ConvertedTurn, ImagePart, TextPart
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.roles import ASSISTANT
+from banyan.runtime.protocol.roles import ASSISTANT, read_arguments
 
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.IGNORECASE)
 
@@ -62,11 +63,16 @@ class PromptWriter:
             return ()
         if turn.role != ASSISTANT:
             raise HTTPError(400, "only a message of the assistant may have tool_calls", param=where("tool_calls"))
-        calls = ((call.function, call.id) for call in turn.tool_calls)
-        return tuple(
-            wire.WireToolCall(self.know(function.name, call_id).id, function.name, function.arguments or "{}")
-            for function, call_id in calls
-        )
+        found: list[wire.WireToolCall] = []
+        for k, call in enumerate(turn.tool_calls):
+            function = call.function
+            known = self.know(function.name, call.id)
+            found.append(wire.WireToolCall(known.id, function.name, function.arguments or "{}"))
+            try:
+                read_arguments(found[-1])
+            except BadProgram as e:
+                raise HTTPError(400, e.message, param=where(f"tool_calls[{k}].function.arguments")) from None
+        return tuple(found)
 
     def _answered(self, turn: ChatTurn, where: Callable[[str], str]) -> wire.WireToolCall:
         if turn.tool_call_id is None or (call := self._calls.get(turn.tool_call_id)) is None:

@@ -104,3 +104,15 @@ def test_errors_of_other_apis_have_the_paths_of_their_requests() -> None:
                 turns_of(msgspec.convert([{"role": "user", "content": "a"}, item], list[InputItem]))
             )
         assert raised.value.param == "input[1]"
+
+
+def test_arguments_that_are_not_an_object_are_named() -> None:
+    calls = [ToolCallPart(id="a", function=CalledFunction(name="f", arguments=text)) for text in ("{}", "{bad")]
+    turns = [ChatTurn(role="user", content="q"), ChatTurn(role="assistant", tool_calls=calls)]
+    with pytest.raises(HTTPError, match="must be a JSON object") as raised:
+        PromptWriter(CHAT).parts(turns)
+    assert raised.value.param == "messages[1].tool_calls[1].function.arguments"
+    item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "[1]"}
+    with pytest.raises(HTTPError, match="JSON object") as raised:
+        PromptWriter(CHAT).parts(turns_of(msgspec.convert([item], list[InputItem])))
+    assert raised.value.param == "input[0]"
