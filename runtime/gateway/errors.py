@@ -12,6 +12,7 @@ from banyan.runtime.errors import (
     BadProgram,
     BanyanError,
     Cancelled,
+    ConnectFailed,
     ConstraintBroke,
     ConstraintBusy,
     ConstraintCrashed,
@@ -95,5 +96,7 @@ def http_error(error: BanyanError, field: str | None = None) -> HTTPError:
     code = TOO_LONG if isinstance(error, PromptTooLong) else error.code
     kind = "rate_limit_error" if status == 429 else ""
     message = error.message.rpartition(f"{EARLIER_OP}: ")[2]  # the earlier op appends the prompt
+    if type(error) in (RuntimeLost, ConnectFailed):  # their messages have the path of the server's socket
+        message = "the server is gone"
     is_of_prompt = code == TOO_LONG or (status == 400 and message != error.message)
     return HTTPError(status, message, param=field if is_of_prompt else None, code=code, kind=kind)

@@ -13,7 +13,7 @@ import zmq
 
 from banyan.runtime.client.client import Client
 from banyan.runtime.errors import ConnectFailed
-from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.programs.json_program import JSONProgram
 from banyan.runtime.protocol import ipc, wire
 
@@ -149,7 +149,7 @@ class Sessions:
         try:
             session = Session(self._context, Path(address.path), tenant)
         except ConnectFailed as e:
-            raise HTTPError(503, e.message, code=e.code) from e
+            raise http_error(e) from e
         self._sessions[session.id] = session
         self._n_of[tenant] += 1
         try:

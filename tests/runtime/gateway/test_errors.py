@@ -41,6 +41,12 @@ def test_status(kind: type[errors.BanyanError], status: int) -> None:
     assert (found.status, found.code, found.message) == (status, code, "why")
 
 
+@pytest.mark.parametrize("kind", [errors.RuntimeLost, errors.ConnectFailed])
+def test_the_path_of_the_socket_is_not_sent(kind: type[errors.BanyanError]) -> None:
+    found = http_error(kind("the server at /tmp/sock is gone"))
+    assert (found.status, found.code, found.message) == (503, kind.code, "the server is gone")
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
