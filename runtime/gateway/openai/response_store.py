@@ -139,8 +139,12 @@ class ResponseStore:
         for the error. HTTPError: this tenant has no such response."""
         stored = self._stored.get(number)
         if stored is None or stored.tenant != tenant:
-            text = f"there is no response {number[:80]!r}, or it is not kept any more; send the conversation as input"
-            raise HTTPError(404 if param is None else 400, text, param=param, code="previous_response_not_found")
+            text = f"there is no response {number[:80]!r}, or it is not kept any more"
+            if param is None:
+                raise HTTPError(404, text, code="not_found")
+            raise HTTPError(
+                400, f"{text}; send the conversation as input", param=param, code="previous_response_not_found"
+            )
         self._stored.move_to_end(number)
         return stored
 

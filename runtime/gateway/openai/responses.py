@@ -64,8 +64,10 @@ def _unread(request: HTTPRequest) -> tuple[str, ...]:
 
 def _previous(request: HTTPRequest, body: ResponsePrompt) -> StoredResponse | None:
     """The stored response that `body` continues; None: it continues none. HTTPError: the tenant has no such response,
-    or it is not complete."""
+    it is not complete, or the request has neither a response to continue nor input."""
     if body.previous_response_id is None:
+        if not body.input and not isinstance(body.input, str):
+            raise HTTPError(400, "input must have at least one item, or previous_response_id be given", param="input")
         return None
     before = request.gateway.responses.get(request.tenant, body.previous_response_id, "previous_response_id")
     if before.payload["status"] not in ("completed", "incomplete"):
@@ -132,7 +134,7 @@ class ResponseRun:
         self.payload: dict[str, Any] = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
-            "created_at": time.time(),
+            "created_at": int(time.time()),
             "status": "in_progress",
             "background": bool(body.background),
             "error": None,
@@ -289,7 +291,7 @@ class ResponseRun:
         is_cut = sample.finish_reason == "length"
         self.payload |= {
             "status": "incomplete" if is_cut else "completed",
-            "completed_at": time.time(),
+            "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": {
                 "input_tokens": value.usage.prompt,

@@ -27,6 +27,7 @@ from banyan.runtime.gateway.keys import Keys
 from banyan.runtime.gateway.openai import response_store, responses
 from banyan.runtime.gateway.openai.responses_types import ResponseRequest
 from banyan.runtime.protocol import wire
+from raw_http import post
 from waits import wait_until
 
 ANSWER = "I am the Banyan pocket model, a very small language model."
@@ -126,6 +127,30 @@ def test_allowed_tools_and_fields_without_effect(openai_client: openai.OpenAI) -
         text={"verbosity": "low"},
     )
     assert raw.headers["x-banyan-ignored"] == "text.verbosity, include"
+
+
+def test_times_are_whole_seconds_and_only_a_completed_response_has_its_end(url: str) -> None:
+    for n_most, status in ((1, "incomplete"), (40, "completed")):
+        body = {"model": "pocket", "input": "Hi, who are you?", "max_output_tokens": n_most, "temperature": 0}
+        found = json.loads(post(url, "/v1/responses", body)[1])
+        assert (found["status"], type(found["created_at"])) == (status, int)
+        assert isinstance(found["completed_at"], int) == (status == "completed")
+
+
+def test_empty_input_needs_a_previous_response(openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        create(openai_client, [])
+    assert raised.value.param == "input"
+    first = create(openai_client, max_output_tokens=2)
+    assert create(openai_client, [], previous_response_id=first.id, max_output_tokens=1).status == "incomplete"
+
+
+def test_an_unknown_response_is_not_found(url: str) -> None:
+    for method in ("GET", "DELETE"):
+        status, data = post(url, "/v1/responses/resp_x", b"", method=method)
+        error = json.loads(data)["error"]
+        assert (status, error["code"]) == (404, "not_found")
+        assert "send" not in error["message"]
 
 
 def test_background_cancel_retrieve_and_delete(openai_client: openai.OpenAI, stats: Callable[[], Any]) -> None:
