@@ -314,6 +314,7 @@ def test_cache_control_of_a_part_has_no_effect(openai_client: openai.OpenAI) -> 
         ({"stop": [""]}, "stop", 400),
         ({"seed": 1 << 70}, "seed", 400),
         ({"max_completion_tokens": 3}, "max_tokens", 400),
+        ({"min_tokens": 4}, "min_tokens", 400),
         ({"tool_choice": "required"}, "tool_choice", 400),
         ({"tools": [CALCULATOR], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", 400),
         ({"tools": [CALCULATOR], "tool_choice": allowed("auto")}, "tool_choice", 400),
