@@ -80,6 +80,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     """Answer a request that matches no route: with status 404 for an unknown path, 405 for a wrong method."""
     assert isinstance(error, HTTPException)
     text = f"there is no {request.method} {request.url.path[:200]} here"
+    if request.url.path == "/v1/embeddings":
+        text = "embeddings are not supported"
     failed = HTTPError(error.status_code, text, code="not_found" if error.status_code == 404 else "method_not_allowed")
     is_anthropic = request.url.path.startswith("/v1/messages")
     reply = json_reply(failed.anthropic() if is_anthropic else failed.openai(), failed.status)

@@ -128,8 +128,10 @@ class Endpoint:
 
 
 async def _read_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-    """Read the whole body of a request. HTTPError: it is too long, or does not arrive in time. _HungUp: the client has
-    disconnected."""
+    """Read the whole body of a request. HTTPError: it is too long or compressed, or does not arrive in time. _HungUp:
+    the client has disconnected."""
+    if (encoding := headers.get(b"content-encoding", b"").lower()) not in (b"", b"identity"):
+        raise HTTPError(415, f"content-encoding {encoding[:80].decode('latin-1')} is not supported; do not compress")
     too_long = HTTPError(413, f"the body has more than {MAX_BODY} bytes", code="request_too_large")
     if int(headers.get(b"content-length", b"0")) > MAX_BODY:
         raise too_long
@@ -178,7 +180,9 @@ class _Response:
         HTTP status."""
         try:
             first = await anext(reply.events, b"")
-            await self._begin(200, reply.kind, {"cache-control": "no-cache", **reply.headers})
+            # the second is for nginx, which would hold events back
+            fixed = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+            await self._begin(200, reply.kind, fixed | dict(reply.headers))
             self._failed = reply.failed
             await self._body(first, more=True)
             async for data in reply.events:
@@ -193,7 +197,9 @@ class _Response:
         elif not self.status:
             body = msgspec.json.encode(error.openai() if self._shape == "openai" else error.anthropic())
             headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
-            if error.status in (408, 413):  # the rest of the body is not read
+            if error.status == 429:
+                headers["retry-after"] = "1"
+            if error.status in (408, 413, 415):  # the rest of the body is not read
                 headers["connection"] = "close"
             await self.write(Reply(body, error.status, headers=headers))
 

@@ -20,9 +20,10 @@ import psutil
 import pytest
 
 from banyan.runtime import config, launch
-from banyan.runtime.errors import ConfigError, ConnectFailed
+from banyan.runtime.errors import ConfigError, ConnectFailed, Overloaded
 from banyan.runtime.gateway import info
-from banyan.runtime.gateway.endpoint import Endpoint, EventReply, HTTPRequest
+from banyan.runtime.gateway.endpoint import Endpoint, EventReply, HTTPRequest, Reply
+from banyan.runtime.gateway.errors import http_error
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.server_metrics import Family
 from raw_http import connect, encode, exchange, post, status
@@ -371,3 +372,47 @@ def test_counters_of_the_server_never_fall() -> None:
         return found
 
     assert asyncio.run(scrape()) == [(110, 110), (110, 110), (121, 121), (2, 2)], "the last is of another server"
+
+
+# ---- headers and statuses for clients and proxies --------------------------------------------------------------------
+
+
+def test_a_compressed_body_is_refused_as_such(url: str) -> None:
+    for encoding, expected in (("gzip", 415), ("identity", 200)):
+        found, data = post(url, PATH, json.dumps(SHORT).encode(), f"content-encoding: {encoding}\r\n")
+        assert found == expected
+        assert expected == 200 or b"gzip" in data
+
+
+def test_embeddings_are_not_supported(url: str) -> None:
+    found, data = post(url, "/v1/embeddings", {"model": "pocket", "input": "x"})
+    assert (found, json.loads(data)["error"]["message"]) == (404, "embeddings are not supported")
+
+
+def test_streams_ask_proxies_not_to_buffer_them(url: str) -> None:
+    answer = exchange(url, encode(PATH, SHORT | {"stream": True}, "connection: close\r\n"))
+    assert b"x-accel-buffering: no\r\n" in answer
+    answer = exchange(url, encode(PATH, SHORT, "connection: close\r\n"))
+    assert b"x-accel-buffering" not in answer
+
+
+def test_a_client_over_a_limit_is_told_when_to_try_again() -> None:
+    async def handle(request: HTTPRequest) -> Reply:
+        raise http_error(Overloaded("too much"))
+
+    async def client(tenant: str) -> None:
+        pass
+
+    async def receive() -> dict[str, Any]:
+        return bodies.pop() if bodies else await asyncio.Future()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    bodies: list[dict[str, Any]] = [{"type": "http.request"}]
+    sent: list[dict[str, Any]] = []
+    gateway: Any = SimpleNamespace(counts=Counter(), client=client)
+    endpoint = Endpoint(gateway, handle, "openai", "/x", is_open=True)
+    asyncio.run(endpoint({"headers": [], "query_string": b""}, receive, send))
+    assert sent[0]["status"] == 429
+    assert (b"retry-after", b"1") in sent[0]["headers"]
