@@ -19,6 +19,9 @@ NO_OPS: dict[str, Any] = {
 }  # fmt: skip
 """Fields of other servers that are not supported here -> the value with which they have no effect."""
 
+MAX_PRUNED = 4 << 20
+"""The longest body, in bytes, in which such fields are looked for. In a body of small objects this takes 1 s."""
+
 _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 _MISSING = re.compile(r"required field `(.*?)`", re.DOTALL)
 _WHERE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])*`)?$", re.DOTALL)
@@ -45,7 +48,7 @@ def decode(body: bytes, kind: type[T]) -> T:
                 return found
             except msgspec.ValidationError as e:
                 text, at = _parsed(e)
-            if not _UNKNOWN.search(text):
+            if not _UNKNOWN.search(text) or len(body) > MAX_PRUNED:
                 break
             data = msgspec.json.decode(body) if data is None else data
             if not _prune(data, at):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 import banyan as bn
 from banyan.backends.job import CHATML
+from banyan.backends.mock import INTERNAL_THREADS
 from banyan.runtime.protocol import wire
 
 
@@ -229,7 +230,7 @@ def run_by_thread(request: pytest.FixtureRequest) -> Callable[[Callable[[], str]
         def script(prompt: str, name: str) -> Any:
             if len(mock.calls) == 1:
                 return first
-            assert threading.current_thread().name == "banyan-mock"
+            assert threading.current_thread().name not in INTERNAL_THREADS
             return second()
 
         mock = bn.Mock(script, latency=latency)

@@ -214,7 +214,7 @@ def test_failed_request_fails_its_item_and_its_branch_only(
     with pytest.raises(bn.BatchError) as raised:
         item.run_batch([(i,) for i in range(5)], backend=backend, checkpoint=tmp_path / "batch")
     assert list(raised.value.errors) == [3]
-    assert len(raised.value.results) == 4
+    assert len(raised.value.results) == 5
     assert [type(value) for value in branches.run(backend=backend)["a"]] == [str, str, str, bn.ForkError, str]
 
 
