@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import llguidance
 
@@ -28,6 +28,7 @@ from banyan.runtime.errors import (
 )
 from banyan.runtime.protocol.wire import ConstraintSpec
 
+Answer = TypeVar("Answer")
 _LIMITS = llguidance.LLParserLimits(
     max_items_in_row=20_000, max_lexer_states=50_000, max_grammar_size=2_000_000, verbose_errors=False
 )
@@ -45,21 +46,42 @@ _MAX_QUOTE = 200  # the most characters of a compiler's message that an error re
 
 
 class LlgConstraint:
-    """A constraint compiled by llguidance: a matcher with filled caches, which each guide copies (0.7 us)."""
+    """A constraint compiled by llguidance: a matcher with filled caches, which each guide copies (0.7 us).
+
+    All copies share a lexer. It adds states for the texts that it sees and never frees any, so after enough outputs it
+    reaches a limit, and then fails in every copy. Guides then go on with a lexer that is compiled anew.
+    """
 
     n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens
 
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
         """Raises a ConstraintError that says why the spec cannot be compiled. Releases the GIL while it compiles."""
-        self._eos = vocabulary.llg.eos_tokens
-        self._matcher = llguidance.LLMatcher(vocabulary.llg, _grammar(spec, vocabulary), log_level=0, limits=_LIMITS)
-        if not self._matcher.is_error():
-            self._matcher.compute_bitmask()  # fills lexer caches that all copies share
-        if self._matcher.is_error():
-            raise _explain(self._matcher.get_error(), spec)
+        self.eos = vocabulary.llg.eos_tokens
+        self._llg, self._grammar = vocabulary.llg, _grammar(spec, vocabulary)
+        self.matcher: llguidance.LLMatcher | None = self._compiled()  # at the start of an output; None: dropped
+        if self.matcher.is_error():
+            raise _explain(self.matcher.get_error(), spec)
+
+    def _compiled(self) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(self._llg, self._grammar, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # fills lexer caches that all copies share
+        return matcher
 
     def guide(self) -> LlgGuide:
-        return LlgGuide(self._matcher.deep_copy(), self._eos)
+        return LlgGuide(self)
+
+    def start(self) -> llguidance.LLMatcher:
+        """The matcher at the start of an output, compiled anew if the last one was dropped."""
+        if self.matcher is None:
+            self.matcher = self._compiled()
+        return self.matcher
+
+    def drop(self, start: llguidance.LLMatcher) -> None:
+        """Let no guide go on with the lexer of `start`, which has failed. The other copies do not tell an error: they
+        refuse all tokens."""
+        if self.matcher is start:
+            self.matcher = None
 
 
 class LlgGuide(Guide):
@@ -71,8 +93,9 @@ class LlgGuide(Guide):
     20 us to compute, are cached per position.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
-        self._matcher, self._ends = matcher, eos
+    def __init__(self, constraint: LlgConstraint) -> None:
+        self._constraint, self._start, self._ends = constraint, constraint.start(), constraint.eos
+        self._matcher = self._start.deep_copy()
         self._path: list[int] = []  # accepted tokens, then the tokens of the last rollback
         self._at = 0  # tokens of the path that are accepted now
         self._n_in = 0  # tokens of the path that the matcher has consumed
@@ -81,12 +104,11 @@ class LlgGuide(Guide):
 
     @property
     def can_stop(self) -> bool:
-        return bool(self._synced().is_accepting())
+        return bool(self._ask(llguidance.LLMatcher.is_accepting))
 
     @property
     def must_stop(self) -> bool:
-        matcher = self._synced()
-        return bool(matcher.is_stopped() and matcher.is_accepting())
+        return bool(self._ask(llguidance.LLMatcher.is_stopped)) and self.can_stop
 
     @property
     def error(self) -> str:
@@ -98,7 +120,7 @@ class LlgGuide(Guide):
         self._given_up = why
 
     def fill(self, out: Row) -> None:
-        self._synced().unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        self._ask(lambda matcher: matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes))
         clear_bits(out, self._ends)  # type: ignore[arg-type]  # a list here
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -122,11 +144,31 @@ class LlgGuide(Guide):
     def forced_tokens(self, limit: int) -> list[int]:
         forced = self._forced.get(self._at)
         if forced is None:
-            forced = self._forced[self._at] = self._synced().compute_ff_tokens()
+            forced = self._forced[self._at] = self._ask(llguidance.LLMatcher.compute_ff_tokens)
         return forced[:limit]
+
+    def _ask(self, question: Callable[[llguidance.LLMatcher], Answer]) -> Answer:
+        """Ask the matcher at this guide's position. If that exceeds a limit of the lexer, which other outputs may have
+        used up, ask once more with a new lexer."""
+        answer = question(self._synced())
+        if self._matcher.is_error() and self._drops_lexer():
+            answer = question(self._synced())
+            if self._matcher.is_error() and self._drops_lexer():  # this output alone exceeds the limit
+                self.give_up(self.error)
+        return answer
+
+    def _drops_lexer(self) -> bool:
+        """Drop the lexer if the matcher's error comes from it. Returns whether it does."""
+        comes_from_lexer: bool = self._matcher.get_error().startswith("lexer error")
+        if comes_from_lexer:
+            self._constraint.drop(self._start)
+        return comes_from_lexer
 
     def _synced(self) -> llguidance.LLMatcher:
         """The matcher, moved to this guide's position."""
+        if self._constraint.matcher is not self._start and not self._given_up:
+            self._start = self._constraint.start()
+            self._matcher, self._n_in = self._start.deep_copy(), 0
         n = self._n_in - self._at
         if n > 0:
             self._matcher.rollback(n)
@@ -137,7 +179,7 @@ class LlgGuide(Guide):
 
     def _consume(self, token: int) -> bool:
         """Accept a token that is not the next token of `_path`. Returns False if it is not allowed."""
-        if not self._synced().try_consume_tokens([token]):
+        if not self._ask(lambda matcher: matcher.try_consume_tokens([token])):
             return False
         at = self._at
         if at < len(self._path):
@@ -146,7 +188,7 @@ class LlgGuide(Guide):
             del self._path[at:]
         self._path.append(token)
         self._at = self._n_in = at + 1
-        if not self._matcher.compute_ff_bytes():  # cheap; only forced bytes can make forced tokens
+        if not self._ask(llguidance.LLMatcher.compute_ff_bytes):  # cheap; only forced bytes can make forced tokens
             self._forced[at + 1] = []
         return True
 

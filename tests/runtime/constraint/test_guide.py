@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import llguidance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from banyan.runtime.constraint import llg
 from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
 from forms import examples, in_short
 
@@ -350,3 +352,45 @@ def test_control_tokens_are_not_text(bench: Any) -> None:
         assert guide.accept(bench.ids("</tool_call>")) == 1
         assert guide.must_stop
     assert bench.guide("json_schema", {"type": "string"}).accept(bench.ids('"<|im_end|>"')) == 1
+
+
+# ---- limits of the shared lexer --------------------------------------------------------------------------------------
+
+
+def limit_lexer(monkeypatch: pytest.MonkeyPatch, n_states: int) -> None:
+    limits = llguidance.LLParserLimits(max_items_in_row=20_000, max_lexer_states=n_states, verbose_errors=False)
+    monkeypatch.setattr(llg, "_LIMITS", limits)
+
+
+def test_outputs_that_use_up_the_shared_lexer_break_no_guide(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a new guide nor one in the middle of its output. Their masks are those of an unlimited lexer."""
+    spec = ("regex", "[a-e ]{0,40}e[a-e ]{0,40}")
+    unlimited = bench.compile(*spec)
+    limit_lexer(monkeypatch, 400)
+    compiled, rng, letters = bench.compile(*spec), random.Random(0), bench.ids(b"abcde")
+    lexers = {compiled.matcher}
+    long, reference = compiled.guide(), unlimited.guide()
+    for _ in range(30):
+        for guide, other in ((long, reference), (compiled.guide(), unlimited.guide())):
+            for token in rng.choices(letters, k=1 if guide is long else 30):
+                assert bench.allowed(guide) == bench.allowed(other)
+                assert guide.accept([token]) == other.accept([token]) == 1
+                assert (guide.can_stop, guide.must_stop, guide.error) == (other.can_stop, other.must_stop, "")
+                assert guide.forced_tokens(9) == other.forced_tokens(9)
+        lexers.add(compiled.matcher)
+    assert len(lexers) > 2
+
+
+def test_output_that_alone_exceeds_the_lexers_limit_breaks_alone(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_lexer(monkeypatch, 40)
+    compiled = bench.compile("regex", "a{1,3}|b[a-e ]{0,90}e[a-e ]{0,90}")
+    other = compiled.guide()
+    for _ in range(2):
+        guide = compiled.guide()
+        ids = bench.ids(b"b" + 12 * b"abcde")
+        assert guide.accept(ids) < len(ids)
+        assert bench.allowed(guide) == set()
+        assert "too many states" in guide.error
+    for guide in (other, compiled.guide()):
+        assert bench.accepts(guide, b"aaa")
+        assert guide.error == ""
