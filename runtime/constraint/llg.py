@@ -32,6 +32,7 @@ Answer = TypeVar("Answer")
 _LIMITS = llguidance.LLParserLimits(
     max_items_in_row=20_000, max_lexer_states=50_000, max_grammar_size=2_000_000, verbose_errors=False
 )
+_FULL_LEXER = 20 << 20  # bytes, measured, of a lexer with as many states as _LIMITS allows
 _STYLES: dict[str, dict[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
@@ -52,11 +53,10 @@ class LlgConstraint:
     reaches a limit, and then fails in every copy. Guides then go on with a lexer that is compiled anew.
     """
 
-    n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens
-
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
         """Raises a ConstraintError that says why the spec cannot be compiled. Releases the GIL while it compiles."""
         self.eos = vocabulary.llg.eos_tokens
+        self.n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens, after few outputs
         self._llg, self._grammar = vocabulary.llg, _grammar(spec, vocabulary)
         self.matcher: llguidance.LLMatcher | None = self._compiled()  # at the start of an output; None: dropped
         if self.matcher.is_error():
@@ -82,6 +82,7 @@ class LlgConstraint:
         refuse all tokens."""
         if self.matcher is start:
             self.matcher = None
+            self.n_bytes = _FULL_LEXER  # the next one will grow as much
 
 
 class LlgGuide(Guide):

@@ -368,7 +368,7 @@ def test_outputs_that_use_up_the_shared_lexer_break_no_guide(bench: Any, monkeyp
     unlimited = bench.compile(*spec)
     limit_lexer(monkeypatch, 400)
     compiled, rng, letters = bench.compile(*spec), random.Random(0), bench.ids(b"abcde")
-    lexers = {compiled.matcher}
+    lexers, n_bytes = {compiled.matcher}, compiled.n_bytes
     long, reference = compiled.guide(), unlimited.guide()
     for _ in range(30):
         for guide, other in ((long, reference), (compiled.guide(), unlimited.guide())):
@@ -379,6 +379,7 @@ def test_outputs_that_use_up_the_shared_lexer_break_no_guide(bench: Any, monkeyp
                 assert guide.forced_tokens(9) == other.forced_tokens(9)
         lexers.add(compiled.matcher)
     assert len(lexers) > 2
+    assert compiled.n_bytes > 10 * n_bytes  # as of a lexer that is full
 
 
 def test_output_that_alone_exceeds_the_lexers_limit_breaks_alone(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
