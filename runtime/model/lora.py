@@ -11,7 +11,7 @@ import math
 import re
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
@@ -43,13 +43,16 @@ _REFUSED = {
 """Field of adapter_config.json -> what a set field means. An adapter with such a field is refused."""
 
 
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]  # exact as a float
+
+
 class AdapterConfig(msgspec.Struct, frozen=True):
     """The fields of adapter_config.json that decide what an adapter computes."""
 
-    r: int = 8
+    r: _Rank = 8
     lora_alpha: float = 8
     use_rslora: bool = False
-    rank_pattern: dict[str, int] | None = None
+    rank_pattern: dict[str, _Rank] | None = None
     alpha_pattern: dict[str, float] | None = None
 
     def rank(self, module: str) -> int:
