@@ -290,10 +290,10 @@ def _check(config: dict[str, Any]) -> None:
 
 def _eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
     """The ids that end an output: from generation_config.json if it has any (chat models have more there), else from
-    config.json."""
+    config.json. Negative ids, with which some exporters say "none", are left out."""
     ids = generation.get("eos_token_id")
     ids = config.get("eos_token_id") if ids is None else ids
     ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
-    if not all(isinstance(i, int) for i in ids):
-        raise BadModel(f"eos_token_id is {ids!r}; token ids are integers")
-    return tuple(ids)
+    if not all(type(i) is int and i < 1 << 31 for i in ids):
+        raise BadModel(f"eos_token_id is {ids!r:.80}; token ids are integers below 2**31")
+    return tuple(i for i in ids if i >= 0)

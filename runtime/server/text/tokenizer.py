@@ -320,7 +320,8 @@ class Tokenizer:
         text_config = files.config.get("text_config") or {}
         for place in (files.generation, files.config, text_config):
             value = place.get("eos_token_id")
-            found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+            values = value if isinstance(value, list) else [value]
+            found += [i for i in values if type(i) is int and 0 <= i < 1 << 31]
         eos = files.special_tokens.get("eos_token")
         if eos is not None and (i := self._tokenizer.token_to_id(eos)) is not None:
             found.append(i)

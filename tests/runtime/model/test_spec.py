@@ -97,9 +97,22 @@ def test_generation_config_overrides_eos_ids(copy):
     path = copy(eos_token_id=None)
     (path / "generation_config.json").unlink()
     assert read_spec(path).eos_ids == ()
-    (path / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+
+
+@pytest.mark.parametrize("invalid", ["</s>", True, 1.0, 2**31, [2, 2**70]])
+def test_eos_id_that_is_no_token_id_raises_bad_model(copy, invalid):
+    path = copy()
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": invalid}))
     with pytest.raises(BadModel, match="eos_token_id is"):
         read_spec(path)
+
+
+def test_negative_eos_id_means_none(copy):
+    path = copy(eos_token_id=-1)
+    (path / "generation_config.json").unlink()
+    assert read_spec(path).eos_ids == ()
+    (path / "generation_config.json").write_text('{"eos_token_id": [-1, 7]}')
+    assert read_spec(path).eos_ids == (7,)
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "bfloat16"), (..., "float32")])

@@ -165,6 +165,9 @@ def test_eos_ids_come_from_all_config_files(words_dir: Path, tmp_path: Path) -> 
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 0]}')
     (tmp_path / "config.json").write_text('{"eos_token_id": 5, "text_config": {"eos_token_id": 6}}')
     assert Tokenizer(tmp_path, Files.read(tmp_path)).eos_ids == (7, 0, 5, 6, 2)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [-1, 7]}')  # some exporters write -1 for none
+    (tmp_path / "config.json").write_text('{"eos_token_id": true, "text_config": {"eos_token_id": 1099511627776}}')
+    assert Tokenizer(tmp_path, Files.read(tmp_path)).eos_ids == (7, 2)
 
 
 def test_template_file_takes_precedence_over_the_config(words_dir: Path, tmp_path: Path) -> None:
