@@ -233,8 +233,8 @@ def _check(c: Dense) -> None:
     if c.hidden_act not in ("silu", "swish"):  # both names mean the same function
         raise Unsupported(f"hidden_act is {c.hidden_act!r}; the native decoder computes 'silu' only")
     counts = (c.vocab_size, c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads,
-              c.n_kv_heads, c.dim, c.max_position_embeddings)  # fmt: skip
-    if min(counts) < 1:
+              c.n_kv_heads, c.max_position_embeddings)  # fmt: skip
+    if min(counts) < 1 or c.dim < 1:  # c.dim is a quotient of counts
         raise BadModel("config.json: a size or count is not positive")
     if c.num_hidden_layers > MAX_LAYERS:  # before `windows` makes a tuple of as many
         raise BadModel(f"config.json: num_hidden_layers is {c.num_hidden_layers}; at most {MAX_LAYERS} are possible")

@@ -146,6 +146,8 @@ def test_yarn_extends_the_context(copy):
         ({"architectures": [1]}, BadModel, r"architectures \[1\], which is no list of names"),
         ({"hidden_size": "64"}, BadModel, r"\$.hidden_size"),
         ({"num_hidden_layers": 0}, BadModel, "not positive"),
+        ({"num_attention_heads": 0, "head_dim": ...}, BadModel, "not positive"),
+        ({"num_attention_heads": 80, "head_dim": ...}, BadModel, "not positive"),  # of size 0 each
         ({"num_hidden_layers": 2**70}, BadModel, "num_hidden_layers is 1180591620717411303424; at most 10000"),
         ({"hidden_size": "\ud800"}, BadModel, "surrogates not allowed"),
         ({"num_key_value_heads": 3}, BadModel, "4 heads cannot share 3"),
