@@ -140,10 +140,10 @@ def _layers(
                 raise BadModel(f"{tensors.path / WEIGHTS} has no lora_{part} of {module}")
         down = tensors.take(names[module, "A"], rank, place.n_in).float()
         up = tensors.take(names[module, "B"], place.n_out, rank).float().T * scale
-        if not (down.isfinite().all() and up.isfinite().all()):
-            raise BadModel(f"{tensors.path / WEIGHTS} has numbers in {module} that are not finite")
         pad = (0, 0, 0, -rank % RANK_STEP)
         down, up = (F.pad(x, pad).to(device, dtype).contiguous() for x in (down, up))
+        if not (down.isfinite().all() and up.isfinite().all()):
+            raise BadModel(f"{tensors.path / WEIGHTS} has numbers in {module} that are not finite in {dtype}")
         layers[int(match[2])][place.linear].append(LowRank(down, up, place.column))
     return layers
 

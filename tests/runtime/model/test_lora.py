@@ -197,6 +197,15 @@ def test_bad_adapter_is_refused_with_the_reason(case: str, tiny_model: Any, tmp_
         read(tmp_path, model)
 
 
+def test_adapter_that_overflows_in_float16_is_refused(tiny_model: Any, tmp_path: Path, files: Any) -> None:
+    model = load(tiny_model("llama"))
+    files.write(tmp_path, tiny_model("llama"), QV)
+    tensors(tmp_path, lambda t: t[LAST].fill_(1e5))
+    assert read(tmp_path, model).weights.layers
+    with pytest.raises(BadModel, match=r"self_attn.v_proj that are not finite in torch.float16"):
+        lora.read(tmp_path, model.spec, torch.device("cpu"), torch.float16)
+
+
 def test_adapter_of_another_model_is_refused(tiny_model: Any, tmp_path: Path, files: Any) -> None:
     files.write(tmp_path, tiny_model("llama"))
     with pytest.raises(BadModel, match=r"has shape .*, but"):
