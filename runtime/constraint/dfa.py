@@ -44,6 +44,10 @@ class DfaConstraint:
     def n_bytes(self) -> int:
         return self.next.nbytes + ROWS
 
+    @property
+    def is_spent(self) -> bool:
+        return False
+
     def guide(self) -> DfaGuide:
         return DfaGuide(self)
 

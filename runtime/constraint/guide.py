@@ -81,6 +81,10 @@ class CompiledConstraint(Protocol):
     def n_bytes(self) -> int:
         """Approximate memory use, in bytes."""
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether its outputs have used up a limit: new outputs need the constraint compiled anew."""
+
     def guide(self) -> Guide:
         """A guide at the start of an output."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -33,6 +34,8 @@ _LIMITS = llguidance.LLParserLimits(
     max_items_in_row=20_000, max_lexer_states=50_000, max_grammar_size=2_000_000, verbose_errors=False
 )
 _FULL_LEXER = 20 << 20  # bytes, measured, of a lexer with as many states as _LIMITS allows
+_QUICK = 0.2
+"""CPU seconds. Guides compile a lexer anew only if the constraint took less to compile, because all requests wait."""
 _STYLES: dict[str, dict[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
@@ -50,12 +53,14 @@ class LlgConstraint:
     """A constraint compiled by llguidance: a matcher with filled caches, which each guide copies (0.7 us).
 
     All copies share a lexer. It adds states for the texts that it sees and never frees any, so after enough outputs it
-    reaches a limit, and then fails in every copy. Guides then go on with a lexer that is compiled anew.
+    reaches a limit, and then fails in every copy. Guides then go on with a lexer that is compiled anew; if that would
+    take long, they fail, and the constraint is spent.
     """
 
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
         """Raises a ConstraintError that says why the spec cannot be compiled. Releases the GIL while it compiles."""
         self.eos = vocabulary.llg.eos_tokens
+        self.is_spent = False
         self.n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens, after few outputs
         self._llg, self._grammar = vocabulary.llg, _grammar(spec, vocabulary)
         self.matcher: llguidance.LLMatcher | None = self._compiled()  # at the start of an output; None: dropped
@@ -63,9 +68,11 @@ class LlgConstraint:
             raise _explain(self.matcher.get_error(), spec)
 
     def _compiled(self) -> llguidance.LLMatcher:
+        start = time.thread_time()
         matcher = llguidance.LLMatcher(self._llg, self._grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # fills lexer caches that all copies share
+        self._is_quick = time.thread_time() - start < _QUICK
         return matcher
 
     def guide(self) -> LlgGuide:
@@ -81,8 +88,11 @@ class LlgConstraint:
         """Let no guide go on with the lexer of `start`, which has failed. The other copies do not tell an error: they
         refuse all tokens."""
         if self.matcher is start:
-            self.matcher = None
             self.n_bytes = _FULL_LEXER  # the next one will grow as much
+            if self._is_quick:
+                self.matcher = None
+            else:
+                self.is_spent = True
 
 
 class LlgGuide(Guide):
@@ -154,7 +164,7 @@ class LlgGuide(Guide):
         answer = question(self._synced())
         if self._matcher.is_error() and self._drops_lexer():
             answer = question(self._synced())
-            if self._matcher.is_error() and self._drops_lexer():  # this output alone exceeds the limit
+            if self._matcher.is_error() and self._drops_lexer():  # by this output alone, or in the spent lexer
                 self.give_up(self.error)
         return answer
 

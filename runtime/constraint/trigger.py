@@ -70,6 +70,10 @@ class TriggeredConstraint:
     def n_bytes(self) -> int:
         return self.value.n_bytes
 
+    @property
+    def is_spent(self) -> bool:
+        return self.value.is_spent
+
     def guide(self) -> TriggerGuide:
         return TriggerGuide(self)
 

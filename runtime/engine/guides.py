@@ -128,7 +128,7 @@ class Guides:
         assert spec is not None
         if isinstance(self._vocabulary, BanyanError):
             self._ready.append(Guided(run, None, (), self._vocabulary))
-        elif compiled := self._cache.get(spec):
+        elif (compiled := self._cache.get(spec)) and not compiled.is_spent:
             self._cache.move_to_end(spec)
             self._ready.append(_guided(run, compiled, self._vocabulary))
         elif spec in self._waiting:

@@ -395,3 +395,8 @@ def test_output_that_alone_exceeds_the_lexers_limit_breaks_alone(bench: Any, mon
     for guide in (other, compiled.guide()):
         assert bench.accepts(guide, b"aaa")
         assert guide.error == ""
+    assert not compiled.is_spent
+    monkeypatch.setattr(llg, "_QUICK", 0.0)
+    compiled = bench.compile("regex", "a{1,3}|b[a-e ]{0,90}e[a-e ]{0,90}")
+    compiled.guide().accept(ids)
+    assert compiled.is_spent, "what takes long to compile is not compiled by a guide"

@@ -315,6 +315,16 @@ def test_equal_constraints_compile_once(bench: Bench, monkeypatch: pytest.Monkey
     assert compiled == [REGEX]
 
 
+def test_spent_constraint_is_compiled_anew(bench: Bench) -> None:
+    e = bench.engine()
+    bench.generate(REGEX, e)
+    spent = e.guides._cache[REGEX]
+    spent.is_spent = True  # type: ignore[misc]  # by outputs that have filled its lexer
+    assert bench.generate(REGEX, e).error is None
+    assert e.guides._cache[REGEX] is not spent
+    assert len(e.guides._cache) == 1
+
+
 def test_request_waiting_for_its_guide_can_be_aborted(bench: Bench, slow_build: threading.Event) -> None:
     e = bench.engine()
     outputs = {1: Output(), 2: Output()}
