@@ -122,9 +122,9 @@ class Mock:
                 raise Unsupported(f"{what}: this Mock was made to refuse it (refuses=)")
         call = MockCall(job.text, job.op.name, job.op)
         self.calls.append(call)
-        is_internal = self._has_functions and threading.current_thread().name in INTERNAL_THREADS
-        if is_internal and isinstance(job.owner, _MockProgram):
-            job.owner.scripts.run(partial(self._answer_on_pool, job, call))
+        scripts = job.owner.scripts if self._has_functions and isinstance(job.owner, _MockProgram) else None
+        if scripts is not None and (scripts.is_running or threading.current_thread().name in INTERNAL_THREADS):
+            scripts.run(partial(self._answer_on_pool, job, call))
         else:
             self._answer(job, call)
 
@@ -210,7 +210,7 @@ class _MockProgram(LocalProgram):
     def __init__(self, mock: Mock, name: str) -> None:
         super().__init__(mock, name)
         self._mock, self._budgets = mock, tuple[wire.TokenLimit, ...]()
-        self.scripts = SerialQueue(_threads)
+        self.scripts = SerialQueue(_threads) if mock._has_functions else None
 
     def limit(self, limits: wire.ProgramLimits) -> None:
         if limits.durable:
@@ -222,7 +222,7 @@ class _MockProgram(LocalProgram):
         super().submit(ops, last)
 
     def attempt(self, program: Executor, generation: Generation, done: Done) -> Job:
-        return super().attempt(program, generation, partial(self._spend, done))
+        return super().attempt(program, generation, partial(self._spend, done) if self._budgets else done)
 
     def _spend(self, done: Done, attempt: Attempt, outcome: GenOutcome | BanyanError) -> None:
         if isinstance(outcome, GenOutcome):

@@ -37,6 +37,7 @@ from banyan.runtime.errors import (
     ProgramError,
     RuntimeLost,
     UnknownVariable,
+    copy_of,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class _FailedRecord(BatchRecord):
     failure: Any = None
 
     def __getitem__(self, name: str) -> Any:
-        raise self.failure
+        raise copy_of(self.failure) if isinstance(self.failure, BanyanError) else self.failure
 
     def error(self) -> BaseException | None:
         return self.failure  # type: ignore[no-any-return]

@@ -18,7 +18,6 @@ from collections.abc import Callable, Container, Sequence
 from contextvars import ContextVar
 from itertools import count
 from typing import Any
-from weakref import WeakSet
 
 from banyan.backends.base import Backend, OpenProgram, ProgramDefaults, is_recorder
 from banyan.execution import run_limits
@@ -36,6 +35,7 @@ _logger = logging.getLogger("banyan")
 
 CALLER: ContextVar[weakref.ref[ProgramRecord] | None] = ContextVar("banyan_caller", default=None)
 """The program whose body, or tool, runs here. The runs that it starts are stopped with it and spend its budgets."""
+_call_numbers = count()
 
 
 class StateHandle:
@@ -100,11 +100,14 @@ class ProgramRecord:
         self.counters: list[Callable[[ValueFuture[wire.Value]], None]] = []
         """Functions to call with the future of each gen and select when it is done. Token budgets and a batch's
         progress bar add them."""
-        self._called: WeakSet[ProgramRecord] | None = None  # the runs that this one started; most start none
+        self._called: dict[int, weakref.ref[ProgramRecord]] = {}  # the runs that this one has started
+        self._is_cancelled = False
         reference = None if is_recorder(backend) else CALLER.get()
         caller = None if reference is None else reference()
         self.budgets: Sequence[run_limits.TokenBudget] = () if caller is None else caller.budgets
         """The token budgets on which this run draws: its own, its batch's, and those of the runs that called it."""
+        self.ends: Sequence[run_limits.End] = () if caller is None else caller.ends
+        """When this run must end: by its own timeout, its batch's, and those of the runs that called it."""
         self._alarm: Alarm | None = None
         self._alarm = run_limits.begin(self, options, batch)
         if caller is not None:
@@ -242,32 +245,37 @@ class ProgramRecord:
             if self.failure is not None:
                 return
             self.failure = error
-            called = list(self._called or ())
         self.program.cancel()
         self._call_stop_callbacks()
-        for record in called:
-            record._stop_with_caller(error)
+        for record in self._called_records():
+            if not record.is_settled:  # otherwise its values stay readable
+                record.stop(error)
 
     def cancel(self) -> None:
-        """Cancel the program on the server, and stop the runs that it has called. Unlike `stop`, this sets no error for
-        the body, which ends where it next reads a value."""
-        with self._lock:
-            called = list(self._called or ())
+        """Cancel the program on the server and, unless the body has returned, the programs that it has called. Unlike
+        `stop`, this sets no error for the body, which ends where it next reads a value. Takes no lock, so a finalizer
+        may call it."""
+        self._is_cancelled = True
         self.program.cancel()
-        for record in called:
-            record._stop_with_caller(Cancelled(f"program {self.name}, which called this one, was cancelled"))
+        if not self._has_returned:
+            for record in self._called_records():
+                record.cancel()
+
+    @property
+    def _has_returned(self) -> bool:
+        return self.ended.is_closed and self.error is None
+
+    def _called_records(self) -> list[ProgramRecord]:
+        return [record for reference in list(self._called.values()) if (record := reference()) is not None]
 
     def _add_called(self, record: ProgramRecord) -> None:
-        with self._lock:
-            self._called = WeakSet() if self._called is None else self._called
-            self._called.add(record)
-            failure = self.failure
-        if failure is not None:
-            record.stop(failure)
-
-    def _stop_with_caller(self, error: Exception) -> None:
-        if not self.is_settled:  # otherwise its values stay readable
-            self.stop(error)
+        remove, key = self._called.pop, next(_call_numbers)
+        # A dict instead of a WeakSet, whose methods a finalizer could not call at any time.
+        self._called[key] = weakref.ref(record, lambda _: remove(key, None))
+        if self.failure is not None:  # looked at after the record was added: `stop` looks in the other order
+            record.stop(self.failure)
+        elif self._is_cancelled and not self._has_returned:
+            record.stop(Cancelled(f"program {self.name}, which called this one, was cancelled"))
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the program is stopped, on the thread that stops it; now if it is stopped already."""
@@ -343,6 +351,13 @@ class ProgramRecord:
             program.cancel()
             if error is not None and not isinstance(error, Cancelled):
                 _logger.error("program %s failed, and nobody looked: %s: %s", self.name, type(error).__name__, error)
+
+
+def abandon(record: weakref.ref[ProgramRecord], program: OpenProgram) -> None:
+    """Cancel a run that nobody can read any more. program: the run's program, in case its record is gone. Made for
+    finalizers, which must not keep the record alive: an error of its body may refer to what they wait for."""
+    found = record()
+    (program if found is None else found).cancel()
 
 
 class FailedProgram(ProgramDefaults):

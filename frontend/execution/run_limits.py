@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from banyan.backends.base import OpenProgram
 from banyan.execution.clock import Alarm, clock
@@ -30,13 +30,17 @@ _MIN_DEADLINE = 1e-6
 _budget_numbers = count()
 
 
+End: TypeAlias = tuple[float, Literal["run", "batch"], float]
+"""When a run must end: (the time, whose timeout it is, the timeout in seconds)."""
+
+
 class LimitedRecord(Protocol):
-    """The part of a ProgramRecord that limits use: its program, its token counters and budgets, and a way to stop
-    it."""
+    """The part of a ProgramRecord that limits use: its program, its token counters and limits, and a way to stop it."""
 
     program: OpenProgram
     counters: list[Callable[[ValueFuture[wire.Value]], None]]
     budgets: Sequence[TokenBudget]
+    ends: Sequence[End]
 
     @property
     def is_settled(self) -> bool: ...
@@ -58,7 +62,8 @@ class TokenBudget:
     def add_record(self, record: LimitedRecord) -> None:
         """Count the gens of `record` from now on."""
         record.counters.append(partial(self._count, weakref.ref(record)))
-        self._records.add(record)
+        with self._lock:
+            self._records.add(record)
         self._check(record)
 
     def _count(self, record: weakref.ref[LimitedRecord], future: ValueFuture[wire.Value]) -> None:
@@ -71,7 +76,9 @@ class TokenBudget:
         """If the budget is exceeded, stop all runs whose body still runs or whose values are not all known. last: the
         run that was just added or has just spent tokens; this run is stopped in any case."""
         if self._spent > self.limit.tokens:
-            for record in list(self._records):
+            with self._lock:
+                records = list(self._records)
+            for record in records:
                 if record is last or not record.is_settled:
                     record.stop(BudgetExceeded.of(self.limit.of, self.limit.tokens))
 
@@ -91,20 +98,19 @@ class BatchLimits:
 
 def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> Alarm | None:
     """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout; None: no timeout.
-    record.budgets: the budgets of the run that calls this one; those of this run are added."""
+    record.budgets, record.ends: those of the run that calls this one; those of this run are added."""
     own = [TokenBudget("run", options.budget)] if options.budget is not None else []
     if batch is not None and batch.token_budget is not None:
         own.append(batch.token_budget)
-    record.budgets = (*record.budgets, *own)
-    limits = [options.timeout, options.priority, options.deadline, options.durable or None]
-    limits += [] if batch is None else [batch.timeout, batch.due]
-    if not record.budgets and all(limit is None for limit in limits):
-        return None
     now = time.monotonic()
-    ends = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
+    ends: list[End] = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
     if batch is not None and batch.timeout is not None:
         ends.append((batch.end, "batch", batch.timeout))
-    end, scope, timeout = min(ends, default=(now, "run", 0.0))
+    record.budgets, record.ends = (*record.budgets, *own), (*record.ends, *ends)
+    others = [options.priority, options.deadline, options.durable or None, None if batch is None else batch.due]
+    if not record.budgets and not record.ends and all(limit is None for limit in others):
+        return None
+    end, scope, timeout = min(record.ends, default=(now, "run", 0.0))
     due = [now + options.deadline] if options.deadline is not None else []
     if batch is not None and batch.due is not None:
         due.append(batch.due)
@@ -112,7 +118,7 @@ def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = N
         wire.ProgramLimits(
             timeout=timeout,
             left=max(0.0, end - now),
-            timeout_of="batch" if scope == "batch" else "run",
+            timeout_of=scope,
             budgets=tuple(budget.limit for budget in record.budgets[-MAX_BUDGETS:]),
             priority=options.priority or 0,
             deadline=max(_MIN_DEADLINE, min(due) - now) if due else 0.0,
@@ -120,7 +126,7 @@ def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = N
         )
     )
     alarm = None
-    if ends:
+    if record.ends:
         error = DeadlineExceeded.of(scope, timeout)
         if end <= now:
             record.stop(error)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from banyan.execution.events import Events
+from banyan.execution.program_record import abandon
 from banyan.execution.program_run import ProgramRun, read_only_view, start_on_thread, unread_error
 from banyan.lang.async_state import AsyncState
 from banyan.lang.program import Program
@@ -44,7 +45,7 @@ class Stream:
         self.state: Any = read_only_view(run.state)
         """The program's state, to be read while it runs: a State, or the AsyncState of an `async def`."""
         run.record.has_reader = True
-        weakref.finalize(self, run.record.cancel).atexit = False
+        weakref.finalize(self, abandon, weakref.ref(run.record), run.record.program).atexit = False
 
     def __repr__(self) -> str:
         return f"<Stream of program {self._record.name}>"

@@ -75,22 +75,23 @@ class SerialQueue:
         self._threads, self._context = threads, copy_context()
         self._lock = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
-        self._is_running = False
+        self.is_running = False
+        """Whether a function runs or waits."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Run `work`, which must not raise, after the functions of earlier calls."""
         with self._lock:
             self._queue.append(work)
-            if self._is_running:
+            if self.is_running:
                 return
-            self._is_running = True
+            self.is_running = True
         self._context.copy().run(self._threads.run, self._run_all)
 
     def _run_all(self) -> None:
         while True:
             with self._lock:
                 if not self._queue:
-                    self._is_running = False
+                    self.is_running = False
                     return
                 work = self._queue.popleft()
             work()

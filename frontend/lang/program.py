@@ -28,6 +28,7 @@ from banyan.backends.base import Backend
 from banyan.backends.default import find
 from banyan.execution.batch import BatchPlan, BatchRun, OnError
 from banyan.execution.batch_file import BatchFile, run_to_file
+from banyan.execution.program_record import abandon
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread, with_state
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
@@ -128,7 +129,7 @@ class Program(Typed[Args, R_co]):
         if items.options.stream:
             view = read_only_view(run.state)
             # When nobody can read the state any more, stop the program: the body ends at its next read.
-            weakref.finalize(view, run.record.cancel).atexit = False
+            weakref.finalize(view, abandon, weakref.ref(run.record), run.record.program).atexit = False
             start_on_thread(run)
             return view
         try:

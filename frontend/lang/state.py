@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from banyan.execution.async_body import refuse_to_block
+from banyan.execution.program_record import CALLER
 from banyan.execution.text_pieces import partials, pieces
 from banyan.lang import branch_choice
 from banyan.lang.lazy_value import check_wait, dist, meta_info, read, read_object, tool_calls
@@ -36,12 +38,12 @@ class State(StateBase):
     def __str__(self) -> str:
         """The whole prompt, as `text()` returns it. If a part of it failed, only the text that is known, with a note in
         place of each missing output. After the run has raised, as for `error.state`, this does not wait. While the body
-        runs, an error is raised, so that the body cannot append the note to a prompt."""
+        runs, and in the body of another program, an error is raised instead, so that no note gets into a prompt."""
         if not self._record.has_raised:
             try:
                 return self.text()
             except Exception:
-                if not self._record.ended.is_closed:
+                if not self._record.ended.is_closed or CALLER.get() is not None:
                     raise
         return text_so_far(self._record, self._handle.number, self._streamed())
 
@@ -155,8 +157,10 @@ class State(StateBase):
         if self._record.error is not None:
             self._record.error_flag.is_seen = True
             return self._record.error
+        if self._is_running_view:  # here: the error of a wait that is refused is not one of the run
+            refuse_to_block("the end of the body", self._record.name)
         for value in (*self._lazy_values(), *self._joined):
-            check_wait(value)  # its error is not one of the run
+            check_wait(value)
         try:
             self._sync()
         except BaseException as e:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from banyan.execution.events import ForkStart
 from banyan.execution.feed import Feed
-from banyan.execution.program_record import ProgramRecord, StateHandle
+from banyan.execution.program_record import CALLER, ProgramRecord, StateHandle
 from banyan.execution.run_limits import limit_gen
 from banyan.execution.source_line import source_line, warn
 from banyan.execution.text_pieces import pieces_async
@@ -623,7 +623,8 @@ def add_state(error: BaseException, state: StateBase) -> None:
 
 class StateRead:
     """A `with` block that reads values of a state. After the body has ended, an error that the block raises gets the
-    state; before that, `run` adds it to the error with which the body ends."""
+    state; before that, `run` adds it to the error with which the body ends. In the body of another program, the error
+    gets the state of that program in the same way."""
 
     __slots__ = ("_state",)
 
@@ -633,7 +634,7 @@ class StateRead:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if error is not None and self._state._record.ended.is_closed:
+        if error is not None and self._state._record.ended.is_closed and CALLER.get() is None:
             add_state(error, self._state)
 
 

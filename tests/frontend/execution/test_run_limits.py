@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -373,3 +374,55 @@ def test_a_run_that_a_tool_starts_ends_with_the_program() -> None:
     with pytest.raises(bn.DeadlineExceeded):
         agent.run(backend=bn.Mock({"a": [{"ask": {}}]}), timeout=0.2)["a"]
     assert isinstance(called[0].error(), bn.DeadlineExceeded)
+
+
+def test_a_run_that_starts_after_its_caller_was_cancelled_is_stopped() -> None:
+    may_go, seen = threading.Event(), list[BaseException]()
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        assert may_go.wait(30)
+        with pytest.raises(bn.Cancelled) as raised:
+            inner(backend=bn.Mock("never", latency=3600))["x"]
+        seen.append(raised.value)
+
+    state = outer.run(backend=bn.Mock("x"), stream=True)
+    del state
+    gc.collect()
+    may_go.set()
+    wait_until(lambda: seen, "the inner run's end")
+
+
+def test_a_run_that_a_body_returns_goes_on() -> None:
+    @bn.function
+    def outer(s: bn.State) -> bn.State:
+        return inner(backend=bn.Mock("late", latency=0.05))
+
+    state = outer.run(backend=bn.Mock("x"), stream=True)
+    returned = state.ret_value
+    del state
+    gc.collect()
+    assert returned["x"] == "late"
+
+
+def test_a_failed_run_that_was_streamed_is_not_kept() -> None:
+    @bn.function
+    def fails(s: bn.State) -> None:
+        raise ZeroDivisionError
+
+    kept = []
+    for _ in range(5):
+        state = fails.run(backend=bn.Mock("x"), stream=True)
+        with pytest.raises(ZeroDivisionError):
+            state["x"]
+        kept.append(weakref.ref(state._record))
+        del state
+    gc.collect()
+    assert [one() for one in kept[:-1]] == [None] * 4
+
+
+def test_a_cancel_waits_for_no_lock(mock: bn.Mock) -> None:
+    """A finalizer may cancel a run at any time, also on a thread that holds the lock of this or another record."""
+    record = single_gen.run()._record
+    with record._lock:
+        record.cancel()

@@ -426,3 +426,18 @@ def test_dropped_state_is_cancelled(mock: bn.Mock) -> None:
     assert not programs[0]._executor.is_over
     del state
     assert programs[0]._executor.is_over
+
+
+def test_a_failed_state_gives_no_note_to_the_prompt_of_another_program() -> None:
+    @bn.function
+    def inner(s: bn.State) -> None:
+        s += "in " + bn.gen("x")
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        s += "first " + bn.gen("first")
+        s += f"{inner(backend=bn.Mock({}))}"
+
+    with pytest.raises(bn.ProgramError, match="no answer for 'x'") as raised:
+        outer.run(backend=bn.Mock("y"))
+    assert raised.value.state._record.name == "outer", "the program whose body raised"
