@@ -49,6 +49,10 @@ def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: boo
     if len(tools) > MAX_TOOLS:
         raise HTTPError(400, f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", param="tools")
     only, must_call, named = "", choice == "required", {tool.function.name for tool in tools}
+    if len(named) < len(tools):
+        names = [tool.function.name for tool in tools]
+        twice = next(k for k, name in enumerate(names) if name in names[:k])
+        raise HTTPError(400, f"an earlier tool has the name {names[twice]!r} too", param=f"tools[{twice}]")
     match choice:
         case NamedTool(function=function):
             only, must_call, named = function.name, True, {function.name}
@@ -60,14 +64,21 @@ def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: boo
             400, f"tool_choice names {sorted(named)}, but not all of these are in tools", param="tool_choice"
         )
     specs = tuple(_spec(tool, k) for k, tool in enumerate(tools))
-    return wire.Tools(specs, 0, ends_turn=True, must_call=must_call, only=only, one_call=parallel is False)
+    is_strict = any(tool.function.strict for tool in tools if only in ("", tool.function.name))
+    return wire.Tools(
+        specs, 0, ends_turn=True, must_call=must_call, only=only, one_call=parallel is False, is_strict=is_strict
+    )
 
 
 def _spec(tool: ToolSpec, k: int) -> str:
+    parameters = tool.function.parameters or {"properties": {}}
+    if parameters.get("type", "object") != "object":
+        text = f"the parameters must have the type 'object', not {str(parameters['type'])[:80]!r}"
+        raise HTTPError(400, text, param=f"tools[{k}]")
     function: dict[str, Any] = {
         "name": tool.function.name,
         "description": tool.function.description or "",
-        "parameters": tool.function.parameters or {"type": "object", "properties": {}},
+        "parameters": {"type": "object"} | parameters,
     }
     text = msgspec.json.encode({"type": "function", "function": function}).decode()
     if len(text) > MAX_SPEC:

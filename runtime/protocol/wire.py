@@ -161,8 +161,8 @@ class ConstraintSpec(Wire, frozen=True):
                 for outlines_core
     order       the order of a JSON Schema's optional properties. schema: as in the schema; any: any order, after the
                 required properties
-    is_checked  the client validates the value against the JSON Schema. Keywords that cannot be enforced while the value
-                is generated are then left out, and not refused
+    is_checked  the client validates the value against the JSON Schema, or takes it unchecked (Tools.is_strict).
+                Keywords that cannot be enforced while the value is generated are then left out, and not refused
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
@@ -227,6 +227,9 @@ class Tools(Wire, frozen=True):
     """The only tool that may be called; "": all of them. The model reads the specs of all tools in any case."""
     one_call: bool = False
     """A turn must have at most one call."""
+    is_strict: bool = False
+    """With ends_turn: the gen fails if the parameters of a tool cannot be enforced while a call is written. Otherwise
+    what cannot be enforced is left out. (Without ends_turn, the client validates the arguments.)"""
 
 
 class Reasoning(Wire, frozen=True):

@@ -183,7 +183,11 @@ class CountRequest(Body, kw_only=True):
     def chat_tools(self) -> list[ToolSpec]:
         """The tools in the form of chat completions; []: none."""
         return [
-            ToolSpec(function=FunctionSpec(name=one.name, description=one.description, parameters=one.input_schema))
+            ToolSpec(
+                function=FunctionSpec(
+                    name=one.name, description=one.description, parameters=one.input_schema, strict=one.strict
+                )
+            )
             for one in self.tools or ()
         ]
 

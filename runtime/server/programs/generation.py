@@ -67,7 +67,9 @@ UNUSABLE = (
     *(ConstraintSyntax, ConstraintTimeout, ConstraintTooLarge, ConstraintCrashed, ConstraintUnsatisfiable),
     *(ConstraintUnsupported, Unsupported),
 )
-"""The errors for which a constraint on tool calls is replaced by a looser one."""
+"""The errors for which a constraint on tool calls is replaced by a looser one, if the client checks the arguments."""
+UNCOMPILED = ConstraintTimeout, ConstraintTooLarge, ConstraintCrashed, Unsupported
+"""The same, if nobody checks the arguments: an invalid schema is an error."""
 
 CHOICE, SAMPLE, LOGPROB = 40, 12, 4
 """Costs, in units of encoding one character. CHOICE: of preparing a choice, besides encoding its text; also of its
@@ -572,7 +574,8 @@ class GenAttempt(EngineAttempt):
 class ToolTurn(GenAttempt):
     """One turn of a gen with tools. `_outcome` parses the output text for tool calls. A constraint forces the arguments
     of each call to match the JSON schema of the tool's parameters. If that constraint is unusable, the turn runs again
-    with a looser one, then with none."""
+    with a looser one, then with none; where nobody checks the arguments, only if the constraint cannot be compiled, and
+    not with Tools.is_strict."""
 
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
         super().__init__(generator, program, generation, done)
@@ -600,7 +603,16 @@ class ToolTurn(GenAttempt):
         scope: Scope = "at_once" if self._begins_call else "must" if tools.must_call else "repeat"
         if scope == "repeat" and tools.one_call:
             scope = "may"
-        return [*(form.constraint(specs, since, is_strict, scope) for is_strict in (True, False)), None]
+        is_checked = tools.ends_turn and not tools.is_strict
+        strictest = form.constraint(specs, since, True, scope, is_checked)
+        if tools.ends_turn and tools.is_strict:
+            return [strictest]
+        return [strictest, form.constraint(specs, since, False, scope), None]
+
+    @property
+    def _loosened(self) -> tuple[type[BanyanError], ...]:
+        """The errors of a constraint after which the next one is tried."""
+        return UNCOMPILED if self.op.tools is not None and self.op.tools.ends_turn else UNUSABLE
 
     def _constraint(self) -> wire.ConstraintSpec | None:
         return self._left[0]
@@ -655,9 +667,9 @@ class ToolTurn(GenAttempt):
         if isinstance(outcome, GenOutcome) and self._n_refused:
             n_generated = outcome.usage.generated + self._n_refused
             outcome = outcome._replace(usage=msgspec.structs.replace(outcome.usage, generated=n_generated))
-        if isinstance(outcome, UNUSABLE) and len(self._left) > 1 and not self.is_over:
+        if isinstance(outcome, self._loosened) and len(self._left) > 1 and not self.is_over:
             self._held = []
-            del self._left[0]  # parameters may say more than a grammar can; the client checks the arguments anyway
+            del self._left[0]  # parameters may say more than a grammar can
             self._abort_requests()
             try:
                 self._encode()

@@ -33,6 +33,8 @@ _ARGUMENTS = ("arguments", "parameters")
 N_CALLS = 32
 """The most calls of one turn. Further calls are answered with an error."""
 ANY = {"type": "object"}
+_COMBINES = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
+"""Keywords with which a schema may describe properties that its own `properties` do not list."""
 Scope = Literal["must", "may", "repeat", "at_once"]
 
 
@@ -99,14 +101,15 @@ class Form(NamedTuple):
         return text[start:]
 
     def constraint(
-        self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat"
+        self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat", is_checked: bool = False
     ) -> wire.ConstraintSpec | None:
         """Returns a constraint on the text after the mark of each call; None: a constraint cannot find calls of this
         format in the text.
 
         since: the mark that ends the model's reasoning; "": it does not reason. is_strict: whether arguments must match
         the schema of the tool's parameters; otherwise any object is allowed. scope: as in ConstraintSpec; "at_once":
-        the prompt already ends with the mark, so the output begins inside the call."""
+        the prompt already ends with the mark, so the output begins inside the call. is_checked: whether keywords that
+        cannot be enforced are left out, and not refused."""
         if self.name is None and (not self.split or self.is_hidden):
             return None
         if not self.mark and scope != "at_once":
@@ -116,7 +119,8 @@ class Form(NamedTuple):
             function = json.loads(one)["function"]
             parameters = function.get("parameters")
             has_schema = is_strict and isinstance(parameters, dict) and parameters.get("type") == "object"
-            tools.append((function["name"], {"additionalProperties": False} | parameters if has_schema else ANY))
+            closed = {} if not has_schema or any(map(parameters.get, _COMBINES)) else {"additionalProperties": False}
+            tools.append((function["name"], closed | parameters if has_schema else ANY))
         kind: Literal["grammar", "json_schema"] = "json_schema" if self.name is not None else "grammar"
         if kind == "grammar":
             ways = (f"{json.dumps(f'{name}{self.split}')} %json {json.dumps(schema)}" for name, schema in tools)
@@ -124,25 +128,25 @@ class Form(NamedTuple):
         else:
             text = json.dumps(self._call_schema(tools))
         if scope == "at_once":
-            return wire.ConstraintSpec(kind, text, self.style, end=self.close)
-        return wire.ConstraintSpec(kind, text, self.style, (self.mark,), scope=scope, end=self.close, since=since)
+            return wire.ConstraintSpec(kind, text, self.style, end=self.close, is_checked=is_checked)
+        return wire.ConstraintSpec(
+            kind, text, self.style, (self.mark,), scope=scope, end=self.close, since=since, is_checked=is_checked
+        )
 
     def _call_schema(self, tools: list[tuple[str, Any]]) -> Any:
-        """The schema of one call, or of a list of calls. `$defs` of tools are renamed so that they do not collide."""
-        defs: dict[str, Any] = {}
+        """The schema of one call, or of a list of calls. The parameters of each tool get an `$id`, so that a reference
+        such as "#/$defs/Point" leads to the tool's own definition. If the tools name one draft, it applies."""
         calls = []
+        drafts = {schema["$schema"] for _, schema in tools if isinstance(schema.get("$schema"), str)}
         for k, (name, schema) in enumerate(tools):
-            if "$defs" in schema:
-                defs |= {f"{k}.{key}": _renamed(one, k) for key, one in schema["$defs"].items()}
-                schema = _renamed({key: value for key, value in schema.items() if key != "$defs"}, k)
-            fields = {self.name or "": {"const": name}, self.arguments: schema}
+            fields = {self.name or "": {"const": name}, self.arguments: {"$id": f"tool:{k}"} | schema}
             calls.append(
                 {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
             )
         call: Any = {"anyOf": calls}
         if self.is_list:
             call = {"type": "array", "items": call, "minItems": 1, "maxItems": N_CALLS}
-        return call | ({"$defs": defs} if defs else {})
+        return call | ({"$schema": drafts.pop()} if len(drafts) == 1 else {})
 
     def _marked(self, text: str) -> list[WireToolCall]:
         found: list[WireToolCall] = []
@@ -212,19 +216,6 @@ class Form(NamedTuple):
         except ValueError:  # 1e999 too
             return WireToolCall("", name, error="the arguments have a number that is not finite, which is not JSON")
         return WireToolCall("", name, text if _is_unicode(text) else json.dumps(arguments))
-
-
-def _renamed(schema: Any, k: int) -> Any:
-    """Returns the JSON Schema with its references to `$defs` changed. `k` is the index of the tool; its definition
-    `name` is now called `k.name`."""
-    if isinstance(schema, list):
-        return [_renamed(one, k) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = {key: _renamed(value, k) for key, value in schema.items()}
-    if isinstance(ref := out.get("$ref"), str):
-        out["$ref"] = ref.replace("#/$defs/", f"#/$defs/{k}.", 1)
-    return out
 
 
 def _is_unicode(text: str) -> bool:

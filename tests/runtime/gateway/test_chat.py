@@ -213,6 +213,46 @@ def test_parse_and_response_formats(openai_client: openai.OpenAI) -> None:
     assert isinstance(json.loads(found.choices[0].message.content), dict)
 
 
+def with_parameters(**properties: Any) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_parameters_that_are_invalid_or_strict_and_cannot_be_enforced_are_refused(url: str, choice: str) -> None:
+    unique = with_parameters(expression={"type": "array", "uniqueItems": True, "items": {"type": "integer"}})
+    strict = {"type": "function", "function": {**unique["function"], "strict": True}}
+    no_object = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+    for tools, code, param in (
+        ([strict], "constraint_unsupported", None),
+        ([with_parameters(x={"type": "objekt"})], "constraint_syntax", None),
+        ([with_parameters(x={"type": "string", "pattern": "[0-9"})], "constraint_syntax", None),
+        ([with_parameters(x={"$ref": "#/$defs/x"})], "constraint_syntax", None),
+        ([with_parameters(x={"$ref": "https://a.example/x"})], "constraint_unsupported", None),
+        ([no_object], None, "tools[0]"),
+        ([CALCULATOR, CALCULATOR], None, "tools[1]"),
+    ):
+        for stream in (False, True):
+            status, data = post(url, PATH, body(messages=SUM, tools=tools, tool_choice=choice, stream=stream))
+            assert status == 400, data
+            error = json.loads(data)["error"]
+            assert (error["code"], error["param"]) == (code, param)
+
+
+def test_parameters_that_cannot_be_enforced_are_enforced_as_far_as_possible(openai_client: openai.OpenAI) -> None:
+    digits = {"type": "array", "uniqueItems": True, "items": {"type": "integer", "minimum": 0, "maximum": 99}}
+    tool = with_parameters(expression=digits | {"maxItems": 3})
+    message = create(openai_client, SUM, tools=[tool], tool_choice="required", max_tokens=100).choices[0].message
+    found = json.loads(message.tool_calls[0].function.arguments)["expression"]
+    assert len(found) <= 3
+    assert all(isinstance(one, int) for one in found)
+
+
 def test_parse_with_tools(openai_client: openai.OpenAI) -> None:
     strict = {"type": "function", "function": CALCULATOR["function"] | {"strict": True}}
     for messages, has_calls in ((SUM, True), (ADA, False)):

@@ -61,6 +61,14 @@ def test_tool_loop(anthropic_client: anthropic.Anthropic) -> None:
     assert create(anthropic_client, SUM, tools=[CALCULATOR], tool_choice={"type": "none"}).content[0].type == "text"
 
 
+def test_strict_tool_whose_parameters_cannot_be_enforced_is_refused(anthropic_client: anthropic.Anthropic) -> None:
+    import anthropic
+
+    schema = {"type": "object", "properties": {"x": {"type": "array", "items": {}, "uniqueItems": True}}}
+    with pytest.raises(anthropic.BadRequestError, match="uniqueItems"):
+        create(anthropic_client, SUM, tools=[{"name": "f", "input_schema": schema, "strict": True}])
+
+
 def test_streams_of_text_and_of_calls(anthropic_client: anthropic.Anthropic) -> None:
     with anthropic_client.messages.stream(model="pocket", max_tokens=40, messages=QUESTION) as stream:
         assert "".join(stream.text_stream) == ANSWER

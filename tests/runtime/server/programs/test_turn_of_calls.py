@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from banyan.runtime.errors import BanyanError, ConstraintSyntax, ConstraintTooLarge
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, BeginTurn, EndTurn, Fork, Gen, Tools, WireToolCall
 from banyan.runtime.server.text.chat_template import ChatTemplate
@@ -157,6 +158,23 @@ def test_an_answer_in_json_is_text(turn: Callable[..., Any]) -> None:
     b = turn({OPEN: '{"name": "h"}'}, BARE)
     assert (sample(b).text, sample(b).calls) == ('{"name": "h"}', ())
     assert [call.name for call in sample(turn({OPEN: '{"name": "g"}'}, BARE)).calls] == ["g"]
+
+
+@pytest.mark.parametrize(
+    ("is_strict", "error", "falls_back"),
+    [(False, ConstraintTooLarge, True), (False, ConstraintSyntax, False), (True, ConstraintTooLarge, False)],
+)
+def test_constraint_falls_back_only_if_it_is_too_large_and_nobody_asked_for_strictness(
+    bench: Any, greedy: Callable[..., wire.Sampling], is_strict: bool, error: type[BanyanError], falls_back: bool
+) -> None:
+    b = bench({OPEN: f"{F}<|im_end|>"}, ChatTemplate(CHATML, {}))
+    b.checks = []
+    tools = Tools(SPECS, 0, ends_turn=True, is_strict=is_strict)
+    b.submit(Append(0, TURN), Gen(0, 0, greedy(max_tokens=160), tools=tools))
+    assert b.checks[0][0].is_checked is not is_strict
+    b.checks[0][-1](error("no"))
+    assert len(b.checks) == 1 + falls_back
+    assert falls_back or b.failed(0).code == error.code
 
 
 def test_one_call_of_several(turn: Callable[..., Any]) -> None:

@@ -400,6 +400,38 @@ def test_constraint_enforces_the_tools_schema(turn: str, words: Tokenizer) -> No
     assert not accepts('{"name": "lookup", "arguments": "a"}', is_strict=False)
 
 
+def test_references_and_drafts_of_parameters_are_those_of_their_tool(words: Tokenizer) -> None:
+    trees = {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#"}}}}
+    older = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {
+            "at": {"type": "array", "items": [{"$ref": "#/definitions/X"}]},
+            "to": {"$ref": "#/properties/at"},
+        },
+        "definitions": {"X": {"enum": [1]}},
+    }
+    either = {"type": "object", "anyOf": [{"properties": {"x": {"enum": [2]}}, "required": ["x"]}, {"required": ["y"]}]}
+    tools = [{"name": f"f{k}", "parameters": one} for k, one in enumerate((trees, older, either))]
+    specs = tuple(json.dumps({"type": "function", "function": one}) for one in tools)
+    spec = Form("<tool_call>").constraint(specs, "", True)
+    assert spec is not None
+    vocabulary = Vocabulary(words.vocabulary(), len(words.spelling))
+    spec = canonical(spec)
+
+    def accepts(k: int, arguments: str) -> bool:
+        guide = build(spec, vocabulary).guide()
+        ids = words.encode([TextSpan(f'<tool_call>{{"name": "f{k}", "arguments": {arguments}}}')])
+        return guide.accept(ids) == len(ids) and guide.can_stop
+
+    assert accepts(0, '{"below": [{"below": []}]}')
+    assert not accepts(0, '{"below": [{"name": "f0"}]}')
+    assert accepts(1, '{"at": [1], "to": [1]}')
+    assert not accepts(1, '{"at": [2]}')
+    assert accepts(2, '{"x": 2}')
+    assert not accepts(2, '{"x": 1}')
+
+
 def test_constraint_of_a_form_with_a_separate_name(words: Tokenizer) -> None:
     form = Form("[TOOL_CALLS]", None, "", split="[ARGS]")
     assert accepts_turn(form, words, 'so: [TOOL_CALLS]move[ARGS]{"to": "south"} [TOOL_CALLS]now[ARGS]{}')
