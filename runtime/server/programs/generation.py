@@ -587,6 +587,7 @@ class ToolTurn(GenAttempt):
         self._mark_at = -1  # index in the content of a call mark that the text does not show; -1: there is none yet
         self._n_seen = 0  # output tokens that have been searched for that mark
         self._begins_call = False  # the output must begin with a call; its mark, if calls have one, ends the prompt
+        self._is_broken = False  # the output has a part of a call that was cut off, which is no content
         self._answers = False  # this is the second output of a turn that may answer under a constraint
         self._n_refused = 0  # tokens of the first output
         self._held: list[StreamPiece] | None = []  # pieces of an output that may be refused; None: it has calls
@@ -732,15 +733,14 @@ class ToolTurn(GenAttempt):
             return outcome
         if self.op.tools.ends_turn:
             calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
+        before = None if self._begins_call else form.text_before(outcome.text, spelled, is_separated)
+        self._is_broken = not calls and self._is_cut(outcome, before)
+        if self.op.tools.ends_turn and (calls or self._is_broken):
+            sample = msgspec.structs.replace(outcome.samples[0], text=before or "", calls=calls)
+            outcome = outcome._replace(samples=(sample,))
         outcome = outcome._replace(calls=calls)
-        if self._is_broken(outcome):
-            return outcome._replace(samples=(msgspec.structs.replace(outcome.samples[0], text=""),))
         if not calls:
             return outcome
-        if self.op.tools.ends_turn:
-            text = "" if self._begins_call else form.text_before(outcome.text, spelled, is_separated)
-            sample = msgspec.structs.replace(outcome.samples[0], text=text, calls=calls)
-            outcome = outcome._replace(samples=(sample,))
         return outcome._replace(pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
 
     @property
@@ -750,11 +750,12 @@ class ToolTurn(GenAttempt):
         It is False for formats without a mark: the output may then be prose, if no constraint could enforce a call."""
         return self._begins_call and bool(self._generator.call_format.mark)
 
-    def _is_broken(self, outcome: GenOutcome) -> bool:
-        """Whether a required call was cut off, or cannot be read. Its text must not count as content."""
+    def _is_cut(self, outcome: GenOutcome, before: str | None) -> bool:
+        """Whether an output without calls ends inside a call, or is a required call that cannot be read. before: the
+        text before a call mark; None: there is none."""
         assert self.op.tools is not None
-        is_part = self._is_in_call or outcome.samples[0].finish_reason == "length"
-        return self.op.tools.must_call and not outcome.calls and is_part
+        is_part = self.op.tools.must_call or (self.op.tools.ends_turn and before is not None)
+        return self._is_in_call or (is_part and outcome.samples[0].finish_reason == "length")
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
         if isinstance(outcome, GenOutcome) and not self._answers and not self.is_over:
@@ -763,7 +764,7 @@ class ToolTurn(GenAttempt):
                 for piece in held:
                     self._stream(piece)
             if self._filter is not None:
-                self._filter.end(bool(outcome.calls) or self._is_broken(outcome))
+                self._filter.end(bool(outcome.calls) or self._is_broken)
         super()._made(outcome)
 
     def _reasons(self) -> bool:

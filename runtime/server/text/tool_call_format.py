@@ -74,10 +74,13 @@ class Form(NamedTuple):
         # Mistral's templates require ids of nine digits.
         return tuple(replace(call, id=f"{n_before + k:09d}") for k, call in enumerate(found))
 
-    def text_before(self, shown: str, spelled: str, is_separated: bool = False) -> str:
-        """The text of a turn before its first call. shown, spelled: the text without and with its control tokens.
-        is_separated: whether the reasoning was already removed from it."""
-        before = self._answer(shown, spelled, is_separated).partition(self.mark)[0] if self.mark else ""
+    def text_before(self, shown: str, spelled: str, is_separated: bool = False) -> str | None:
+        """The text of a turn before its first call mark; None: it has none. shown, spelled: the text without and with
+        its control tokens. is_separated: whether the reasoning was already removed from it."""
+        text = self._answer(shown, spelled, is_separated)
+        if not self.mark or self.mark not in text:
+            return None
+        before = text.partition(self.mark)[0]
         return before if before.strip() else ""
 
     def _answer(self, shown: str, spelled: str, is_separated: bool) -> str:

@@ -253,6 +253,16 @@ def test_parameters_that_cannot_be_enforced_are_enforced_as_far_as_possible(open
     assert all(isinstance(one, int) for one in found)
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_call_that_max_tokens_cuts_is_no_content(openai_client: openai.OpenAI, choice: str) -> None:
+    options: Any = {"tools": [CALCULATOR], "tool_choice": choice, "max_tokens": 5}
+    found = create(openai_client, SUM, **options).choices[0]
+    assert (found.message.content, found.message.tool_calls, found.finish_reason) == ("", None, "length")
+    chunks = [chunk.choices[0] for chunk in create(openai_client, SUM, stream=True, **options)]
+    assert "".join(one.delta.content or "" for one in chunks) == ""
+    assert chunks[-1].finish_reason == "length"
+
+
 def test_parse_with_tools(openai_client: openai.OpenAI) -> None:
     strict = {"type": "function", "function": CALCULATOR["function"] | {"strict": True}}
     for messages, has_calls in ((SUM, True), (ADA, False)):

@@ -84,6 +84,18 @@ def test_text_and_broken_calls_are_text(turn: Callable[..., Any]) -> None:
         assert "".join(delta.text for delta in b.messages(wire.Delta)) == text
 
 
+@pytest.mark.parametrize(("source", "mark"), [(CHATML, "<tool_call>"), (HIDDEN, "<|endoftext|>")])
+@pytest.mark.parametrize("before", ["", "\n", "Let me see. "])
+def test_call_that_max_tokens_cuts_is_no_text(
+    turn: Callable[..., Any], greedy: Callable[..., wire.Sampling], source: str, mark: str, before: str
+) -> None:
+    output = f'{before}{mark}{{"name": "f", "arguments": {{"x": 1}}}}'
+    for options in ({}, {"must_call": True}) if not before else ({},):
+        b = turn({OPEN: output}, source, stream=True, sampling=greedy(max_tokens=len(before) + 20), **options)
+        assert (sample(b).text, sample(b).calls, sample(b).finish_reason) == (before.lstrip(), (), "length")
+        assert "".join(delta.text for delta in b.messages(wire.Delta)) == before.lstrip()
+
+
 def test_turn_that_could_have_answered_streams_what_precedes_its_calls(
     turn: Callable[..., Any], greedy: Callable[..., wire.Sampling]
 ) -> None:
