@@ -66,8 +66,8 @@ def roll(runtime: Any, model: str) -> int:
 def add(runtime: Any) -> int:
     """Start one more engine, wait until it is ready, and print its name. Returns 0. BanyanError: the engine could not
     start."""
-    before = set(runtime.client.ask("info")["replicas"])
+    before = runtime.client.ask("stats")["replicas"]  # refused, as "add" is, if this client is not an operator
     runtime.client.ask("add", ENDING)
-    added = sorted(set(runtime.client.ask("info")["replicas"]) - before)
+    added = sorted(runtime.client.ask("stats")["replicas"].keys() - before)
     print(f"engine {', '.join(added)} is ready")
     return 0

@@ -635,6 +635,21 @@ def test_command_about_a_server_refuses_that_of_another_api(
     assert capsys.readouterr().err == "banyan: http://there is not a server of Banyan\n"
 
 
+@pytest.mark.parametrize("command", ["status", "add", "drain 0", "roll there"])
+def test_cluster_says_that_only_operators_may(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(what: str, *_: object, **__: object) -> dict[str, object]:
+        if what == "info":
+            return {"model": "pocket"}  # without the engines, as for any client that is no operator
+        raise BanyanError(f"{what!r} concerns all tenants")
+
+    joined = nullcontext(SimpleNamespace(client=SimpleNamespace(ask=ask)))
+    monkeypatch.setattr(cli, "_join", lambda options: joined)
+    assert cli.main(["cluster", *command.split(), "--socket", "there"]) == 1
+    assert "concerns all tenants" in capsys.readouterr().err
+
+
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 
