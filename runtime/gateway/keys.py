@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import sys
+import time
 from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from banyan.runtime.config import MAX_KEY, api_keys
+from banyan.runtime.errors import ConfigError
 from banyan.runtime.gateway.errors import HTTPError
+
+CHECK_SECONDS = 1.0
+"""A file of keys is looked at for changes at most once in this time."""
 
 
 class Keys:
@@ -44,6 +50,28 @@ class Keys:
         return found
 
 
+class KeysFile:
+    """The API keys of a file, which is read again after it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        """ConfigError: the file is invalid."""
+        self._path, self._stamp, self._checked = path, _stamp(path), time.monotonic()
+        self._keys = Keys.read(path)
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> str:
+        """The same as Keys.identify, with the keys that are in the file now. If it is invalid now, the keys stay as
+        they are, and stderr says why."""
+        if (now := time.monotonic()) - self._checked >= CHECK_SECONDS:
+            self._checked = now
+            if (stamp := _stamp(self._path)) != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._keys = Keys.read(self._path)
+                except ConfigError as e:
+                    print(f"banyan: the API keys stay as they are: {e}", file=sys.stderr, flush=True)
+        return self._keys.identify(headers)
+
+
 def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None:
     """Refuse a request that a browser sends for a page of another site. Raises HTTPError. Called if there are no keys.
 
@@ -62,6 +90,15 @@ def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None
     origin = headers.get(b"origin", b"").decode("latin-1")
     if origin and origin.partition("://")[2] != host and not {origin, "*"} & set(origins):
         raise HTTPError(403, f"pages of {origin[:200]!r} may not call this server; --http-cors allows it")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What differs after a file was written, replaced or had its mode changed; (): it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _digest(key: bytes) -> bytes:

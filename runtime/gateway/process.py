@@ -21,7 +21,7 @@ from banyan.runtime.config import HTTPConfig, operator_token, origins
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway import app, connection
 from banyan.runtime.gateway.gateway import Gateway
-from banyan.runtime.gateway.keys import Keys
+from banyan.runtime.gateway.keys import Keys, KeysFile
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     launch.tie_to_parent()
     try:
         config = msgspec.json.decode(args.config, type=HTTPConfig)
-        keys = Keys.read(Path(config.keys_file)) if config.keys_file else Keys()
+        keys = KeysFile(Path(config.keys_file)) if config.keys_file else Keys()
         allowed = origins(config.cors)
         listener = launch.listen(config)
         # without a file, `connect` takes the token from the environment
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 async def _serve(
     config: HTTPConfig,
     client: Client,
-    keys: Keys,
+    keys: Keys | KeysFile,
     allowed: Sequence[str],
     listener: socket.socket,
     ready_fd: int,
