@@ -929,7 +929,8 @@ class Server:
         replica.route.is_ready = False
         why = "" if replica.error is None else f": {replica.error.message}"
         whose = f" of {link.host}" if link.host else ""
-        lost = EngineLost(f"the engine process{whose} died ({death.how}){why}")
+        which = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
+        lost = EngineLost(f"the engine process{whose} died ({which}{death.how}){why}")
         self.questions.fail(replica.name, lost.message)
         is_hopeless = replica.n_failed_starts >= MAX_FAILED_STARTS
         roll = self.changes.roll
