@@ -169,7 +169,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     slo: Annotated[
         str,
         "service levels, such as ttft=500ms,itl=50ms,program=30s: time to first token, mean time between "
-        "tokens of a request, duration of a program. Metrics and `banyan top` show the share that meets them",
+        "tokens of a request, duration of a program; a number without a unit is in seconds. Metrics and "
+        "`banyan top` show the share that meets them",
     ] = ""
     traces: Annotated[
         str, "where to send spans of programs and gens: console, or the URL of an OTLP/HTTP collector"
