@@ -342,21 +342,23 @@ def _adapter(text: str) -> tuple[str, str]:
     """The name and the directory of NAME=DIR."""
     name, equals, directory = text.partition("=")
     if not equals:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"write it like NAME=DIR, not {text!r}")
     return name, str(Path(directory).expanduser().absolute()) if directory else ""
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
+    if not text.isdecimal() or len(text) > 18 or not (number := int(text)):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
     return number
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0.1 <= seconds <= 1e9:  # `time.sleep` takes not much more
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0.1 to 1e9, not {text!r}")
     return seconds
 
 

@@ -20,6 +20,10 @@ def show(c: Capacity, is_json: bool) -> int:
     ]  # fmt: skip
     spare = "one spare page" + (" and two of layers with a window" if c.window else "")
     step = c.step_weight_bytes + c.step_kv_bytes
+    left = c.memory - c.weight_bytes - c.kv_bytes
+    of_left = (
+        "for a step, and for everything else" if left >= 0 else "the memory is too small for the weights and a page"
+    )
     rows = (
         ("memory", _size(c.memory), f"free on {c.device}{each}, before the weights"),
         ("weights", _size(c.weight_bytes), f"of {c.model}, computing in {c.dtype}"),
@@ -27,7 +31,7 @@ def show(c: Capacity, is_json: bool) -> int:
         ("page", _size(c.page_bytes), f"{c.page} tokens"),
         ("KV pages", f"{c.n_pages:,}", f"{c.n_pages * c.page:,} tokens; {_size(c.kv_bytes)}, with {spare}"),
         *windows,
-        ("left", _size(c.memory - c.weight_bytes - c.kv_bytes), "for a step, and for everything else"),
+        ("left" if left >= 0 else "missing", _size(abs(left)), of_left),
         ("", "", ""),
         (f"{context} each", f"{c.n_fitting:,}", f"requests fit, of {c.request_pages:,} pages each"),
         (f"{n:,} at once", f"{c.longest_context:,}", "tokens each fit, prompt and output, if they share nothing"),
@@ -42,8 +46,8 @@ def show(c: Capacity, is_json: bool) -> int:
 
 def _size(n_bytes: int) -> str:
     """A size as text with three digits, such as 1.5 GB."""
-    sign, n, units = "-" if n_bytes < 0 else "", float(abs(n_bytes)), iter(("B", "kB", "MB", "GB", "TB"))
+    n, units = float(n_bytes), iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while n >= 999.5 and unit != "TB":
         n, unit = n / 1000, next(units)
-    return f"{sign}{n:.3g} {unit}"
+    return f"{n:.3g} {unit}"

@@ -254,6 +254,9 @@ def test_model_may_be_a_positional_argument(command: str) -> None:
             (["chat", "--zzz"], "unrecognized arguments: --zzz (try: banyan chat --help)"),
             (["completion", "bahs"], "did you mean bash?"),
             (["serve", "--page", "many"], "invalid int value: 'many'"),
+            (["serve", "--adapter", "x"], "argument --adapter: write it like NAME=DIR, not 'x'"),
+            (["size", "--concurrent", "0"], "argument --concurrent: must be a whole number of at least 1, not '0'"),
+            (["top", "--socket", "s", "--seconds", "x"], "must be a number of seconds from 0.1 to 1e9, not 'x'"),
             (["serve", "--page", "12"], "page is 12; it must be a power of two"),
             (["serve", "--kv-memory", "much"], "cannot read 'much' as a size"),
             (
@@ -648,6 +651,12 @@ def test_cluster_says_that_only_operators_may(
     monkeypatch.setattr(cli, "_join", lambda options: joined)
     assert cli.main(["cluster", *command.split(), "--socket", "there"]) == 1
     assert "concerns all tenants" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("memory", "row"), [("10", "missing 33.7 MB"), ("1GB", "left 580 MB")])
+def test_size_says_if_the_memory_is_too_small(memory: str, row: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["size", "pocket", "--device", "cpu", "--memory", memory]) == 0
+    assert row in " ".join(capsys.readouterr().out.split())
 
 
 # ---- check ---------------------------------------------------------------------------------------------------------
