@@ -134,8 +134,9 @@ async def count_tokens(
 
 
 async def metrics(request: HTTPRequest) -> Reply:
-    """The counters of the server and of the HTTP process, in the text format of Prometheus."""
-    counters = await request.gateway.counters()
+    """The counters of the server and of the HTTP process, in the text format of Prometheus. If there are API keys, only
+    those of the HTTP process: no key is an operator's, and the server gives its counters only to operators."""
+    counters = () if request.tenant else await request.gateway.counters()
     text = "responses, by the path of their route; status 0: the client hung up before it began"
     counts: dict[tuple[str, ...], float] = {}
     for (path, status), n in request.gateway.counts.items():

@@ -146,6 +146,9 @@ def test_tenants_see_neither_figures_nor_pages_of_others(two_tenants: str) -> No
         for key, status in (("", "401"), ("1" * 20, "403")):
             with pytest.raises(urllib.error.HTTPError, match=status):
                 read(f"{two_tenants}/v1/{what}", key)
+    with get(f"{two_tenants}/metrics", "1" * 20) as response:
+        names = re.findall(r"^# TYPE (\w+)", response.read().decode(), re.M)
+    assert names == ["banyan_http_responses_total"]
     with bn.connect(two_tenants, token="1" * 20) as one:
         one.publish(judge.run(backend=one).show())
     assert len(read(f"{two_tenants}/v1/pages", "1" * 20)["data"]) == 1

@@ -364,7 +364,7 @@ def test_counters_of_the_server_never_fall() -> None:
         gateway.sessions._context.term()
         found = []
         for _ in range(4):
-            request: Any = SimpleNamespace(gateway=gateway)
+            request: Any = SimpleNamespace(tenant="", gateway=gateway)
             text = (await info.metrics(request)).body.decode()
             lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
             steps, evicted = (lines[f"banyan_{name}"] for name in ("steps_total", EVICTED))
