@@ -458,6 +458,11 @@ def _serve(options: argparse.Namespace) -> int:
         if not options.http and given_http[name] != options.parser.get_default(dest):
             raise ConfigError(f"{flag} is for --http, which is not given")
     http = HTTPConfig(socket="", token_file=config.token_file, **given_http)  # the server's socket comes later
+    if options.http and config.isolate == "connection":
+        raise ConfigError(
+            "--isolate connection does not separate clients over HTTP, whose requests come over one connection of the "
+            "HTTP process; leave it out, or leave --http out. --http-keys and --http-isolate separate them"
+        )
     if options.http:
         launch.check_gateway(http)  # raises before the server loads a model
     server = launch.start(config)

@@ -336,6 +336,7 @@ def test_options_of_the_http_interface_need_it(
         (["--http", "PORT"], "cannot listen"),
         (["--http", "0", "--http-keys", "none"], "http_keys none cannot be read"),
         (["--http", "0", "--http-cors", "x"], "http_cors has 'x'"),
+        (["--http", "0", "--isolate", "connection"], "--isolate connection does not separate clients over HTTP"),
     ],
 )
 def test_options_of_the_http_interface_are_checked_before_a_model_is_loaded(
