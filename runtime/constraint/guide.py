@@ -41,6 +41,10 @@ class Guide(ABC):
         """Why the guide cannot continue, for example because it exceeded a limit; "" if it can. A token that is not
         allowed is no error."""
 
+    def find_failure(self) -> None:  # noqa: B027 (most guides report each failure themselves)
+        """Called when the guide has refused a token that its mask allowed. If the reason is a failure of the guide that
+        it has not noticed, `error` tells it from now on."""
+
     @abstractmethod
     def give_up(self, why: str) -> None:
         """Stop the guide for good: from now on `error` is `why`."""
@@ -83,7 +87,8 @@ class CompiledConstraint(Protocol):
 
     @property
     def is_spent(self) -> bool:
-        """Whether its outputs have used up a limit: new outputs need the constraint compiled anew."""
+        """Whether its outputs have used up a limit, as the `error` of one of its guides has told: running outputs fail,
+        and new ones need the constraint compiled anew."""
 
     def guide(self) -> Guide:
         """A guide at the start of an output."""

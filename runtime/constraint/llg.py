@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import llguidance
 
@@ -29,13 +28,9 @@ from banyan.runtime.errors import (
 )
 from banyan.runtime.protocol.wire import ConstraintSpec
 
-Answer = TypeVar("Answer")
 _LIMITS = llguidance.LLParserLimits(
     max_items_in_row=20_000, max_lexer_states=50_000, max_grammar_size=2_000_000, verbose_errors=False
 )
-_FULL_LEXER = 20 << 20  # bytes, measured, of a lexer with as many states as _LIMITS allows
-_QUICK = 0.2
-"""CPU seconds. Guides compile a lexer anew only if the constraint took less to compile, because all requests wait."""
 _STYLES: dict[str, dict[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
@@ -53,46 +48,23 @@ class LlgConstraint:
     """A constraint compiled by llguidance: a matcher with filled caches, which each guide copies (0.7 us).
 
     All copies share a lexer. It adds states for the texts that it sees and never frees any, so after enough outputs it
-    reaches a limit, and then fails in every copy. Guides then go on with a lexer that is compiled anew; if that would
-    take long, they fail, and the constraint is spent.
+    reaches a limit, and then fails in every copy. The constraint is spent then.
     """
+
+    n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens, after few outputs; 16 to 20 MB with a full lexer
 
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
         """Raises a ConstraintError that says why the spec cannot be compiled. Releases the GIL while it compiles."""
-        self.eos = vocabulary.llg.eos_tokens
         self.is_spent = False
-        self.n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens, after few outputs
-        self._llg, self._grammar = vocabulary.llg, _grammar(spec, vocabulary)
-        self.matcher: llguidance.LLMatcher | None = self._compiled()  # at the start of an output; None: dropped
-        if self.matcher.is_error():
-            raise _explain(self.matcher.get_error(), spec)
-
-    def _compiled(self) -> llguidance.LLMatcher:
-        start = time.thread_time()
-        matcher = llguidance.LLMatcher(self._llg, self._grammar, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # fills lexer caches that all copies share
-        self._is_quick = time.thread_time() - start < _QUICK
-        return matcher
+        self._eos = vocabulary.llg.eos_tokens
+        self._matcher = llguidance.LLMatcher(vocabulary.llg, _grammar(spec, vocabulary), log_level=0, limits=_LIMITS)
+        if not self._matcher.is_error():
+            self._matcher.compute_bitmask()  # fills lexer caches that all copies share
+        if self._matcher.is_error():
+            raise _explain(self._matcher.get_error(), spec)
 
     def guide(self) -> LlgGuide:
-        return LlgGuide(self)
-
-    def start(self) -> llguidance.LLMatcher:
-        """The matcher at the start of an output, compiled anew if the last one was dropped."""
-        if self.matcher is None:
-            self.matcher = self._compiled()
-        return self.matcher
-
-    def drop(self, start: llguidance.LLMatcher) -> None:
-        """Let no guide go on with the lexer of `start`, which has failed. The other copies do not tell an error: they
-        refuse all tokens."""
-        if self.matcher is start:
-            self.n_bytes = _FULL_LEXER  # the next one will grow as much
-            if self._is_quick:
-                self.matcher = None
-            else:
-                self.is_spent = True
+        return LlgGuide(self, self._matcher.deep_copy(), self._eos)
 
 
 class LlgGuide(Guide):
@@ -104,9 +76,8 @@ class LlgGuide(Guide):
     20 us to compute, are cached per position.
     """
 
-    def __init__(self, constraint: LlgConstraint) -> None:
-        self._constraint, self._start, self._ends = constraint, constraint.start(), constraint.eos
-        self._matcher = self._start.deep_copy()
+    def __init__(self, constraint: LlgConstraint, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
+        self._constraint, self._matcher, self._ends = constraint, matcher, eos
         self._path: list[int] = []  # accepted tokens, then the tokens of the last rollback
         self._at = 0  # tokens of the path that are accepted now
         self._n_in = 0  # tokens of the path that the matcher has consumed
@@ -115,23 +86,25 @@ class LlgGuide(Guide):
 
     @property
     def can_stop(self) -> bool:
-        return bool(self._ask(llguidance.LLMatcher.is_accepting))
+        return bool(self._synced().is_accepting())
 
     @property
     def must_stop(self) -> bool:
-        return bool(self._ask(llguidance.LLMatcher.is_stopped)) and self.can_stop
+        return bool(self._synced().is_stopped()) and self.can_stop
 
     @property
     def error(self) -> str:
         if self._given_up or not self._matcher.is_error():
             return self._given_up
-        return str(self._matcher.get_error()).partition("\n")[0][:_MAX_QUOTE]
+        error = str(self._matcher.get_error())
+        self._constraint.is_spent |= error.startswith("lexer error")
+        return error.partition("\n")[0][:_MAX_QUOTE]
 
     def give_up(self, why: str) -> None:
         self._given_up = why
 
     def fill(self, out: Row) -> None:
-        self._ask(lambda matcher: matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes))
+        self._synced().unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
         clear_bits(out, self._ends)  # type: ignore[arg-type]  # a list here
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -155,31 +128,14 @@ class LlgGuide(Guide):
     def forced_tokens(self, limit: int) -> list[int]:
         forced = self._forced.get(self._at)
         if forced is None:
-            forced = self._forced[self._at] = self._ask(llguidance.LLMatcher.compute_ff_tokens)
+            forced = self._forced[self._at] = self._synced().compute_ff_tokens()
         return forced[:limit]
 
-    def _ask(self, question: Callable[[llguidance.LLMatcher], Answer]) -> Answer:
-        """Ask the matcher at this guide's position. If that exceeds a limit of the lexer, which other outputs may have
-        used up, ask once more with a new lexer."""
-        answer = question(self._synced())
-        if self._matcher.is_error() and self._drops_lexer():
-            answer = question(self._synced())
-            if self._matcher.is_error() and self._drops_lexer():  # by this output alone, or in the spent lexer
-                self.give_up(self.error)
-        return answer
-
-    def _drops_lexer(self) -> bool:
-        """Drop the lexer if the matcher's error comes from it. Returns whether it does."""
-        comes_from_lexer: bool = self._matcher.get_error().startswith("lexer error")
-        if comes_from_lexer:
-            self._constraint.drop(self._start)
-        return comes_from_lexer
+    def find_failure(self) -> None:
+        self._synced().compute_bitmask()  # a lexer that failed in another copy refuses tokens without an error
 
     def _synced(self) -> llguidance.LLMatcher:
         """The matcher, moved to this guide's position."""
-        if self._constraint.matcher is not self._start and not self._given_up:
-            self._start = self._constraint.start()
-            self._matcher, self._n_in = self._start.deep_copy(), 0
         n = self._n_in - self._at
         if n > 0:
             self._matcher.rollback(n)
@@ -190,7 +146,7 @@ class LlgGuide(Guide):
 
     def _consume(self, token: int) -> bool:
         """Accept a token that is not the next token of `_path`. Returns False if it is not allowed."""
-        if not self._ask(lambda matcher: matcher.try_consume_tokens([token])):
+        if not self._synced().try_consume_tokens([token]):
             return False
         at = self._at
         if at < len(self._path):
@@ -199,7 +155,7 @@ class LlgGuide(Guide):
             del self._path[at:]
         self._path.append(token)
         self._at = self._n_in = at + 1
-        if not self._ask(llguidance.LLMatcher.compute_ff_bytes):  # cheap; only forced bytes can make forced tokens
+        if not self._matcher.compute_ff_bytes():  # cheap; only forced bytes can make forced tokens
             self._forced[at + 1] = []
         return True
 

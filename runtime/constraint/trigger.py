@@ -138,6 +138,10 @@ class TriggerGuide(Guide):
     def error(self) -> str:
         return "" if self._state.value is None else self._state.value.error
 
+    def find_failure(self) -> None:
+        if self._state.value is not None:
+            self._state.value.find_failure()
+
     def give_up(self, why: str) -> None:
         if self._state.value is not None:  # masks of free text are never slow
             self._state.value.give_up(why)

@@ -286,6 +286,7 @@ def _guided(run: Run, compiled: CompiledConstraint, vocabulary: Vocabulary) -> G
     guide = compiled.guide()
     done = array("i", run.ids)[len(run.ids) // 4 - run.n_done :]
     if guide.accept(done) < len(done):
+        guide.find_failure()
         why = guide.error or "it does not allow one of the tokens"
         return Guided(run, None, (), ConstraintBroke(f"the output so far does not match the constraint: {why}"))
     control = vocabulary.control.union(vocabulary.eos)

@@ -603,6 +603,8 @@ class Scheduler:
         """End a request for which no token is allowed. If its output is complete, the request is finished; otherwise it
         fails."""
         guide = request.guide
+        if guide is not None:
+            guide.find_failure()  # otherwise an output that is cut where it is a match would look complete
         if guide is not None and guide.error:
             why = f"the constraint's engine gave up after {request.n_out} tokens: {guide.error}"
             self._fail(request, ConstraintBroke.code, why)
