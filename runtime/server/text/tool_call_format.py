@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -141,8 +142,11 @@ class Form(NamedTuple):
         such as "#/$defs/Point" leads to the tool's own definition. If the tools name one draft, it applies."""
         calls = []
         drafts = {schema["$schema"] for _, schema in tools if isinstance(schema.get("$schema"), str)}
+        given = Counter(str(schema.get("$id")).removesuffix("#") for _, schema in tools)
         for k, (name, schema) in enumerate(tools):
-            fields = {self.name or "": {"const": name}, self.arguments: {"$id": f"tool:{k}"} | schema}
+            own, new = str(schema.get("$id")).removesuffix("#"), {"$id": f"tool:{k}"}
+            is_shared = given[own] > 1 or own.startswith("tool:")  # it could lead to another tool's definitions
+            fields = {self.name or "": {"const": name}, self.arguments: schema | new if is_shared else new | schema}
             calls.append(
                 {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
             )

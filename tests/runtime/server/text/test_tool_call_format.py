@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -400,6 +401,23 @@ def test_constraint_enforces_the_tools_schema(turn: str, words: Tokenizer) -> No
     assert not accepts('{"name": "lookup", "arguments": "a"}', is_strict=False)
 
 
+def strict_calls(words: Tokenizer, *parameters: dict[str, Any]) -> Callable[[int, str], bool]:
+    """A function that tells whether a call may follow its mark. Its arguments: the number of the tool, and the JSON of
+    the call's arguments. parameters: those of each tool."""
+    tools = [{"name": f"f{k}", "parameters": one} for k, one in enumerate(parameters)]
+    specs = tuple(json.dumps({"type": "function", "function": one}) for one in tools)
+    spec = Form("<tool_call>").constraint(specs, "", True)
+    assert spec is not None
+    constraint = build(canonical(spec), Vocabulary(words.vocabulary(), len(words.spelling)))
+
+    def accepts(k: int, arguments: str) -> bool:
+        guide = constraint.guide()
+        ids = words.encode([TextSpan(f'<tool_call>{{"name": "f{k}", "arguments": {arguments}}}')])
+        return guide.accept(ids) == len(ids) and guide.can_stop
+
+    return accepts
+
+
 def test_references_and_drafts_of_parameters_are_those_of_their_tool(words: Tokenizer) -> None:
     trees = {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#"}}}}
     older = {
@@ -412,24 +430,26 @@ def test_references_and_drafts_of_parameters_are_those_of_their_tool(words: Toke
         "definitions": {"X": {"enum": [1]}},
     }
     either = {"type": "object", "anyOf": [{"properties": {"x": {"enum": [2]}}, "required": ["x"]}, {"required": ["y"]}]}
-    tools = [{"name": f"f{k}", "parameters": one} for k, one in enumerate((trees, older, either))]
-    specs = tuple(json.dumps({"type": "function", "function": one}) for one in tools)
-    spec = Form("<tool_call>").constraint(specs, "", True)
-    assert spec is not None
-    vocabulary = Vocabulary(words.vocabulary(), len(words.spelling))
-    spec = canonical(spec)
-
-    def accepts(k: int, arguments: str) -> bool:
-        guide = build(spec, vocabulary).guide()
-        ids = words.encode([TextSpan(f'<tool_call>{{"name": "f{k}", "arguments": {arguments}}}')])
-        return guide.accept(ids) == len(ids) and guide.can_stop
-
+    accepts = strict_calls(words, trees, older, either)
     assert accepts(0, '{"below": [{"below": []}]}')
     assert not accepts(0, '{"below": [{"name": "f0"}]}')
     assert accepts(1, '{"at": [1], "to": [1]}')
     assert not accepts(1, '{"at": [2]}')
     assert accepts(2, '{"x": 2}')
     assert not accepts(2, '{"x": 1}')
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [({"$id": "https://a/b"}, {"$id": "https://a/b"}), ({"$id": "a"}, {"$id": "a#"}), ({"$id": "tool:1"}, {})],
+)
+def test_tools_with_the_same_id_keep_their_own_definitions(first: Any, second: Any, words: Tokenizer) -> None:
+    schema = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}}
+    accepts = strict_calls(
+        words, schema | first | {"$defs": {"P": {"enum": [1]}}}, schema | second | {"$defs": {"P": {"enum": [2]}}}
+    )
+    found = [(k, p) for k in range(2) for p in (1, 2) if accepts(k, f'{{"p": {p}}}')]
+    assert found == [(0, 1), (1, 2)]
 
 
 def test_constraint_of_a_form_with_a_separate_name(words: Tokenizer) -> None:
