@@ -138,13 +138,16 @@ class Form(NamedTuple):
         )
 
     def _call_schema(self, tools: list[tuple[str, Any]]) -> Any:
-        """The schema of one call, or of a list of calls. The parameters of each tool get an `$id`, so that a reference
-        such as "#/$defs/Point" leads to the tool's own definition. If the tools name one draft, it applies."""
+        """The schema of one call, or of a list of calls. The parameters of each tool get an `$id` (in draft 4 an `id`),
+        so that a reference such as "#/$defs/Point" leads to the tool's own definition. If the tools name one draft, it
+        applies."""
         calls = []
         drafts = {schema["$schema"] for _, schema in tools if isinstance(schema.get("$schema"), str)}
-        given = Counter(str(schema.get("$id")).removesuffix("#") for _, schema in tools)
+        draft = {"$schema": drafts.pop()} if len(drafts) == 1 else {}
+        key = "id" if "draft-04" in draft.get("$schema", "") else "$id"
+        given = Counter(str(schema.get(key)).removesuffix("#") for _, schema in tools)
         for k, (name, schema) in enumerate(tools):
-            own, new = str(schema.get("$id")).removesuffix("#"), {"$id": f"tool:{k}"}
+            own, new = str(schema.get(key)).removesuffix("#"), {key: f"tool:{k}"}
             is_shared = given[own] > 1 or own.startswith("tool:")  # it could lead to another tool's definitions
             fields = {self.name or "": {"const": name}, self.arguments: schema | new if is_shared else new | schema}
             calls.append(
@@ -153,7 +156,7 @@ class Form(NamedTuple):
         call: Any = {"anyOf": calls}
         if self.is_list:
             call = {"type": "array", "items": call, "minItems": 1, "maxItems": N_CALLS}
-        return call | ({"$schema": drafts.pop()} if len(drafts) == 1 else {})
+        return call | draft
 
     def _marked(self, text: str) -> list[WireToolCall]:
         found: list[WireToolCall] = []

@@ -452,6 +452,20 @@ def test_tools_with_the_same_id_keep_their_own_definitions(first: Any, second: A
     assert found == [(0, 1), (1, 2)]
 
 
+@pytest.mark.parametrize("ids", [{}, {"id": "https://a/b"}])
+def test_references_of_draft_4_are_those_of_their_tool(ids: dict[str, str], words: Tokenizer) -> None:
+    schema = {
+        **ids,
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "type": "object",
+        "properties": {"p": {"$ref": "#/definitions/P"}},
+    }
+    first, second = (schema | {"definitions": {"P": {"enum": [p]}}} for p in (1, 2))
+    accepts = strict_calls(words, first, second, {"type": "object"})
+    found = [(k, p) for k in range(2) for p in (1, 2) if accepts(k, f'{{"p": {p}}}')]
+    assert found == [(0, 1), (1, 2)]
+
+
 def test_constraint_of_a_form_with_a_separate_name(words: Tokenizer) -> None:
     form = Form("[TOOL_CALLS]", None, "", split="[ARGS]")
     assert accepts_turn(form, words, 'so: [TOOL_CALLS]move[ARGS]{"to": "south"} [TOOL_CALLS]now[ARGS]{}')
