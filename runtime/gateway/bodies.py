@@ -19,8 +19,9 @@ NO_OPS: dict[str, Any] = {
 }  # fmt: skip
 """Fields of other servers that are not supported here -> the value with which they have no effect."""
 
-MAX_PRUNED = 4 << 20
-"""The longest body, in bytes, in which such fields are looked for. In a body of small objects this takes 1 s."""
+MAX_PRUNED = 256 << 10
+"""The longest body, in bytes, in which such fields are looked for. No other request is served meanwhile, and a body of
+small objects takes tens of milliseconds."""
 
 _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 _MISSING = re.compile(r"required field `(.*?)`", re.DOTALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import openai
@@ -12,6 +13,7 @@ import pydantic
 import pytest
 
 from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import ChatRequest
 from raw_http import post
 
@@ -333,6 +335,14 @@ def test_unknown_fields_that_ask_for_nothing_are_taken(url: str) -> None:
         status, data = post(url, PATH, body(**wrong))
         assert status == 400
         assert json.loads(data)["error"]["param"] in ("best_of", "functions", "foo", "messages[0].z")
+
+
+def test_unknown_fields_of_a_long_body_are_refused() -> None:
+    """To leave them out would take long, and all requests would wait."""
+    for n, is_taken in ((1000, True), (1 << 20, False)):
+        data = {"model": "m", "messages": [{"role": "user", "content": "x" * n}], "z": None}
+        with nullcontext() if is_taken else pytest.raises(HTTPError, match="`z` is not supported"):
+            decode(json.dumps(data).encode(), ChatRequest)
 
 
 def test_cache_control_of_a_part_has_no_effect(openai_client: openai.OpenAI) -> None:
