@@ -44,8 +44,9 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     call = _start(request, body, adapter)
-    reads_effort = chat_markers(request).reads_effort
-    headers = ignored(body, IGNORED if reads_effort else (*IGNORED, "reasoning_effort"))
+    effort = () if chat_markers(request).reads_effort else ("reasoning_effort",)
+    user = () if request.gateway.isolates_users else ("safety_identifier",)
+    headers = ignored(body, (*IGNORED, *effort, *user))
     writer = ChatWriter(body)
     if body.stream:
         return EventReply(stream(call, writer), lambda e: event(e.openai()), headers)

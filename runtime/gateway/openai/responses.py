@@ -46,7 +46,8 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         raise HTTPError(400, "background cannot be combined with stream or with store: false", param="background")
     run = ResponseRun(request, body, _previous(request, body), adapter)
     names = RESPONSE_IGNORED if set(body.include or ()) <= {LOGPROBS} else (*RESPONSE_IGNORED, "include")
-    headers = ignored(body, (*names, *_unread(request)))
+    user = () if request.gateway.isolates_users else ("safety_identifier",)
+    headers = ignored(body, (*names, *_unread(request), *user))
     if body.stream:
         return EventReply(run.events(), run.failed, headers)
     if body.background:

@@ -1106,7 +1106,6 @@ def each_documented_field(server: Server) -> None:
         *({"seed": -9007199254740991}, {"stop": "\n"}, {"temperature": 1}, {"top_p": 1}, {"user": "user-1234"}, tools),
         *(
             {"prompt_cache_key": "key"},
-            {"safety_identifier": "id"},
             {"stream": True, "stream_options": {"include_obfuscation": True}},
         ),
         {"tools": [CALCULATOR, WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}},
@@ -1119,6 +1118,7 @@ def each_documented_field(server: Server) -> None:
         "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
         "prompt_cache_retention": "in_memory",
         "reasoning_effort": "none",
+        "safety_identifier": "id",
         "service_tier": "auto",
         "store": True,
         "verbosity": "low",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import urllib.request
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing, suppress
@@ -85,6 +86,16 @@ def test_tenants_and_users_share_no_kv(guarded: str) -> None:
         more = {name: "app"}
         assert n_cached(ann, "3", **more) == n_cached(ann, "4", **more) == n_cached(ann, "", **more) == 0
         assert n_cached(ann, "3", **more) > 5
+
+
+def test_an_identifier_that_isolates_nobody_is_named(url: str, guarded: str) -> None:
+    more = {"max_output_tokens": 1, "input": "Hi"}
+    for path, body in ((PATH, SHORT), ("/v1/responses", {"model": "pocket", **more})):
+        data = json.dumps(body | {"safety_identifier": "id", "prompt_cache_key": "k"}).encode()
+        for base, named in ((url, "safety_identifier"), (guarded, None)):
+            request = urllib.request.Request(base + path, data, {"authorization": "Bearer key-of-ann-0123456789"})
+            with urllib.request.urlopen(request, timeout=30) as response:
+                assert response.headers["x-banyan-ignored"] == named
 
 
 def test_a_response_belongs_to_its_tenant(guarded: str) -> None:
