@@ -14,7 +14,8 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_NUMBER, MAX_OPS
 
 END = MAX_NUMBER
-"""The ref of a value that the server makes after ops that make no value: it tells that they have been done."""
+"""The ref of a value that the server makes after ops that make no value: it tells that they have been done. Clients
+cannot use this ref."""
 NUMBER = 0
 """The number of every program, because each has a connection of its own."""
 
@@ -23,7 +24,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON body of a request with ops. The fields are those of wire.Submit. name, limits: used in the first request
     of a program only."""
 
-    ops: Annotated[tuple[wire.Op, ...], Meta(max_length=MAX_OPS)]
+    ops: Annotated[tuple[wire.Op, ...], Meta(max_length=MAX_OPS - 1)]  # `message` may add one
     last: bool = True
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     limits: wire.ProgramLimits | None = None
@@ -37,7 +38,7 @@ class JSONProgram:
         self._max_message = max_message
         self._n_sent = 0
         self._missing: set[int] = set()  # refs
-        self._is_last = self._has_failed = False
+        self._is_last = self._has_failed = self._is_untold = False
 
     @property
     def is_over(self) -> bool:
@@ -55,8 +56,12 @@ class JSONProgram:
             raise HTTPError(400, "the op `use` needs a template, which only Banyan's own client defines", param="ops")
         limits = None if self._n_sent else body.limits
         refs = {op.ref for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read)}
+        if END in refs:
+            raise HTTPError(400, f"the ref {END} is reserved; use smaller numbers", param="ops")
+        # no value will tell how the ops since the last one with a value went
+        is_untold = not refs and (self._is_untold or bool(body.ops))
         ops = body.ops
-        if body.last and ops and not (self._is_last or refs or self._missing):
+        if body.last and is_untold and not (self._is_last or self._missing):
             ops, refs = (*ops, wire.Read(0, END)), {END}
         data = wire.encode(wire.Submit(NUMBER, self._n_sent, ops, body.last, body.name, limits))
         if len(data) > self._max_message:
@@ -64,6 +69,7 @@ class JSONProgram:
             raise HTTPError(413, text, param="ops")
         self._n_sent += 1
         self._is_last = self._is_last or body.last
+        self._is_untold = is_untold
         self._missing |= refs
         return data
 

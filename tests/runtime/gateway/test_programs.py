@@ -23,9 +23,12 @@ import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client.client import Client, connect
 from banyan.runtime.client.program_futures import ProgramHandle
+from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.programs import endpoints, sessions
 from banyan.runtime.gateway.programs.json_program import JSONProgram, ProgramRequest
 from banyan.runtime.protocol import http_frames, ipc, wire
+from banyan.runtime.protocol.limits import MAX_OPS
 from raw_http import connect as connect_raw
 from raw_http import encode, status
 from raw_http import post as post_raw
@@ -341,6 +344,29 @@ def test_a_program_without_values_tells_how_it_ended(url: str, ops: list[dict[st
         found = list(events(response))
     assert [one for one, _ in found] == list(dict.fromkeys(("program", name, "end")))
     assert name == "program" or found[1][1]["code"] == "bad_program"
+
+
+def test_ops_without_values_may_fail_before_the_last_request(url: str) -> None:
+    with post(url, {"ops": [{"t": "append", "state": 0, "parts": [{"t": "end"}]}], "last": False}) as response:
+        stream = events(response)
+        session = next(stream)[1]["id"]
+        post(url, {"ops": []}, f"/{session}").close()
+        assert [name for name, _ in stream] == ["failed", "end"]
+
+
+def test_most_ops_of_a_request_leave_room_for_another() -> None:
+    def body(n: int) -> bytes:
+        return json.dumps({"ops": [{"t": "drop", "state": 0}] * n}).encode()
+
+    data = JSONProgram(1 << 30).message(decode(body(MAX_OPS - 1), ProgramRequest))
+    assert len(msgspec.msgpack.decode(data, type=wire.Submit).ops) == MAX_OPS
+    with pytest.raises(HTTPError, match="32767"):
+        decode(body(MAX_OPS), ProgramRequest)
+
+
+def test_a_ref_of_the_http_process_is_refused() -> None:
+    with pytest.raises(HTTPError, match="reserved"):
+        JSONProgram(1 << 20).message(ProgramRequest((wire.Read(0, 2**63 - 1),)))
 
 
 def test_hung_up_reader_frees_its_program(url: str, over_socket: bn.RuntimeEndpoint) -> None:
