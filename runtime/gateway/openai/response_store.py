@@ -51,11 +51,12 @@ class Conversation:
         if self._timer is not None:
             self._timer.cancel()
 
-    def end(self) -> None:
-        """Called when a response of the conversation has ended."""
+    def end(self, *, is_kept: bool) -> None:
+        """Called when a response of the conversation has ended. is_kept: whether the store has responses of the
+        conversation. If not, its program closes when the handle is collected."""
         self._n_running -= 1
-        if not self._n_running:
-            # weak: the program of a conversation without stored responses closes when its handle is collected
+        if is_kept and not self._n_running:
+            # weak: the store may drop the responses before
             self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, _close, ref(self.program))
 
     def hold(self, turns: Sequence[ChatTurn]) -> None:

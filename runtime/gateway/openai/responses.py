@@ -265,7 +265,7 @@ class ResponseRun:
                 data, arrived = [], await self._call.arrivals()
         finally:
             self._call.cancel()
-            self._conversation.end()
+            self._conversation.end(is_kept=self._goes_on or self._body.store is not False)
 
     async def _first(self) -> list[Arrival]:
         """Wait for the first arrivals. HTTPError: the generation failed."""

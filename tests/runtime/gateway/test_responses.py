@@ -280,6 +280,21 @@ def test_the_program_of_an_idle_conversation_is_closed(
     assert third["output"][0]["content"] == second["output"][0]["content"]
 
 
+def test_only_conversations_with_stored_responses_have_a_timer(
+    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(response_store, "_close", closed.append)
+    monkeypatch.setattr(response_store, "IDLE_SECONDS", 0)
+    in_process.create(store=False)
+    in_process.run_timers()
+    assert not closed
+    first = in_process.create()
+    in_process.create(previous_response_id=first["id"], store=False)
+    in_process.run_timers()
+    assert len(closed) == 2
+
+
 def test_a_full_program_is_followed_by_a_new_one(
     serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
 ) -> None:
