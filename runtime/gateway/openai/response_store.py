@@ -88,6 +88,11 @@ class StoredResponse:
         self.task: asyncio.Task[None] | None = None
         """The task of a response in the background."""
 
+    @property
+    def has_program(self) -> bool:
+        """Whether the server still has the program of the conversation."""
+        return self.conversation is not None and not self.conversation.program.is_over
+
     def drop(self) -> None:
         """Stop the response if it still runs in the background, and have the server drop its state. Called when the
         response leaves the store."""
@@ -115,19 +120,24 @@ class ResponseStore:
         if stored.conversation is None:
             return
         welcome = stored.conversation.client.welcome
+        n_conversations, n_bytes = self._held(stored.tenant)
         for one in [one for one in self._stored.values() if one.tenant == stored.tenant and one is not stored]:
-            n_conversations, n_bytes = self._held(stored.tenant)
             is_few = n_conversations <= max(1, welcome.max_programs * SHARE) or not welcome.max_programs
-            if is_few and n_bytes <= welcome.max_client * SHARE:
+            is_small = n_bytes <= welcome.max_client * SHARE
+            if is_few and is_small:
                 break
-            self._drop(one)
+            if one.has_program or not is_small:  # without a program it does not count as a conversation
+                self._drop(one)
+                n_conversations, n_bytes = self._held(stored.tenant)
 
     def _held(self, tenant: str) -> tuple[int, int]:
-        """What a tenant has in the store. Returns the number of its conversations, and the larger of two sizes in
-        bytes: that of its conversations, and that of its payloads."""
+        """What a tenant has in the store. Returns the number of its conversations whose program is not over, and the
+        larger of two sizes in bytes: that of these conversations, and that of its payloads."""
         found = [one for one in self._stored.values() if one.tenant == tenant]
         conversations = {
-            id(one.conversation): one.conversation.n_bytes for one in found if one.conversation is not None
+            id(one.conversation): one.conversation.n_bytes
+            for one in found
+            if one.conversation is not None and one.has_program
         }
         return len(conversations), max(sum(conversations.values()), sum(one.n_bytes for one in found))
 

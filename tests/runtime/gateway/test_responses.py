@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -339,6 +340,23 @@ def test_states_that_no_response_can_continue_are_dropped(
 
 
 LONG = "word " * 60_000
+
+
+def test_conversations_whose_program_is_over_do_not_count() -> None:
+    client: Any = SimpleNamespace(welcome=SimpleNamespace(max_programs=8, max_client=1 << 30))
+    store = response_store.ResponseStore()
+
+    def put(number: str, *, is_over: bool) -> None:
+        program: Any = SimpleNamespace(is_over=is_over, submit=lambda ops: None)
+        stored = response_store.StoredResponse("", {"id": number}, [], None)
+        stored.conversation = response_store.Conversation(client, program)
+        store.put(stored)
+
+    for k in range(5):
+        put(f"over{k}", is_over=True)
+    for k in range(3):
+        put(f"open{k}", is_over=False)
+    assert [*store._stored] == [*(f"over{k}" for k in range(5)), "open1", "open2"]
 
 
 @pytest.mark.parametrize(
