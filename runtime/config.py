@@ -464,7 +464,7 @@ def address(text: str) -> tuple[str, int]:
     """Parse an address: '9090' -> ('127.0.0.1', 9090); '0.0.0.0:9090' -> ('0.0.0.0', 9090); '[::1]:9090' ->
     ('::1', 9090). Port 0 stands for any free port. Raises ConfigError if the text is no address."""
     host, _, port = text.rpartition(":")
-    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(f"cannot read {text!r} as an address; write it like 9090 or 0.0.0.0:9090")
     return host.strip("[]") or "127.0.0.1", int(port)
 

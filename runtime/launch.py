@@ -220,8 +220,9 @@ def listen(config: HTTPConfig) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except OSError as e:
-        raise ConfigError(f"http: cannot listen at {config.address}: {e.strerror or e}") from e
+    except (OSError, UnicodeError) as e:  # UnicodeError: the host is no name, like a..b
+        why = getattr(e, "strerror", None) or e
+        raise ConfigError(f"http: cannot listen at {config.address}: {why}") from e
     return listener
 
 

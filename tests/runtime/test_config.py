@@ -153,6 +153,12 @@ def test_addresses_are_parsed(text: str, parsed: tuple[str, int]) -> None:
     assert address(text) == parsed
 
 
+@pytest.mark.parametrize("text", ["", "host:", "65536", "-1", "\N{SUPERSCRIPT TWO}", "9" * 5000])
+def test_other_texts_are_no_addresses(text: str) -> None:
+    with pytest.raises(ConfigError, match="as an address"):
+        address(text)
+
+
 def test_auto_selects_the_gpu_and_the_checkpoints_dtype() -> None:
     resolved = resolve(Config(), GPU, MODEL)
     assert (resolved.device, resolved.dtype, resolved.context, resolved.threads) == ("cuda", "bfloat16", 4096, 4)

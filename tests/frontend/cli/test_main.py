@@ -333,6 +333,7 @@ def test_options_of_the_http_interface_need_it(
     [
         (["--http", "x"], "cannot read 'x' as an address"),
         (["--http", "0.0.0.0:0"], "set http_keys"),
+        (["--http", "a..b:80"], "cannot listen at a..b:80"),
         (["--http", "PORT"], "cannot listen"),
         (["--http", "0", "--http-keys", "none"], "http_keys none cannot be read"),
         (["--http", "0", "--http-cors", "x"], "http_cors has 'x'"),
