@@ -471,12 +471,13 @@ def address(text: str) -> tuple[str, int]:
 
 def origins(text: str) -> list[str]:
     """Parse the origins of `HTTPConfig.cors`. Raises ConfigError if one is neither * nor SCHEME://HOST[:PORT], the form
-    in which browsers send it."""
+    in which browsers send it: in ASCII, and without the scheme's own port."""
     found = [one.strip() for one in text.split(",") if one.strip()]
     for one in found:
-        if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@]+", one):
+        if not re.fullmatch(r"\*|(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://[^\sA-Z/?#@\x80-\U0010ffff]+", one):
             raise ConfigError(
-                f"http_cors has {one!r}; write an origin as browsers send it, like https://app.example, or *"
+                f"http_cors has {one!r}; write an origin as browsers send it, like https://app.example, or *. They "
+                "write xn-- for other alphabets, and no port that the scheme implies"
             )
     return found
 

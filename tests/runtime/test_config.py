@@ -419,11 +419,9 @@ def test_servers_that_share_engines_need_equal_options_but_for_those_of_servers_
 
 
 def test_origins_have_the_form_that_browsers_send() -> None:
-    assert origins("https://a.example, http://localhost:3000 ,*,") == [
-        "https://a.example",
-        "http://localhost:3000",
-        "*",
-    ]
-    for text in ("https://a.example/", "not a url", "a.example", "*, https://A.example"):
+    valid = ["https://a.example", "http://localhost:3000", "http://a.example:443", "https://[::1]:8443", "*"]
+    assert origins(" ,".join(valid) + ",") == valid
+    wrong = ("https://a.example/", "not a url", "a.example", "*, https://A.example")
+    for text in (*wrong, "https://\xe4.example", "https://a.example:443", "http://a.example:80"):
         with pytest.raises(ConfigError, match="http_cors has"):
             origins(text)
