@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from banyan.runtime.errors import (
@@ -91,12 +93,19 @@ class HTTPError(Exception):
 
 def http_error(error: BanyanError, field: str | None = None) -> HTTPError:
     """Convert an error of the runtime into the HTTPError for the client, with the status that fits its class. field:
-    the field of the request's prompt, which the error names if the prompt is wrong."""
+    the field of the request's prompt, which the error names if the prompt is wrong. If the server is lost, stderr gets
+    the reason, and the client does not."""
     status = next((status for status, classes in _STATUSES.items() if isinstance(error, classes)), 500)
     code = TOO_LONG if isinstance(error, PromptTooLong) else error.code
     kind = "rate_limit_error" if status == 429 else ""
     message = error.message.rpartition(f"{EARLIER_OP}: ")[2]  # the earlier op appends the prompt
     if type(error) in (RuntimeLost, ConnectFailed):  # their messages have the path of the server's socket
+        _print_once(message)
         message = "the server is gone"
     is_of_prompt = code == TOO_LONG or (status == 400 and message != error.message)
     return HTTPError(status, message, param=field if is_of_prompt else None, code=code, kind=kind)
+
+
+@lru_cache(64)
+def _print_once(message: str) -> None:
+    print(f"banyan: a request over HTTP failed: {message}", file=sys.stderr, flush=True)

@@ -42,9 +42,13 @@ def test_status(kind: type[errors.BanyanError], status: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [errors.RuntimeLost, errors.ConnectFailed])
-def test_the_path_of_the_socket_is_not_sent(kind: type[errors.BanyanError]) -> None:
-    found = http_error(kind("the server at /tmp/sock is gone"))
-    assert (found.status, found.code, found.message) == (503, kind.code, "the server is gone")
+def test_the_path_of_the_socket_is_printed_once_and_not_sent(
+    kind: type[errors.BanyanError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        found = http_error(kind(f"the server at /tmp/{kind.code} is gone"))
+        assert (found.status, found.code, found.message) == (503, kind.code, "the server is gone")
+    assert capsys.readouterr().err == f"banyan: a request over HTTP failed: the server at /tmp/{kind.code} is gone\n"
 
 
 @pytest.mark.parametrize(
