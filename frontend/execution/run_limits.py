@@ -99,17 +99,18 @@ class BatchLimits:
 def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> Alarm | None:
     """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout; None: no timeout.
     record.budgets, record.ends: those of the run that calls this one; those of this run are added."""
-    own = [TokenBudget("run", options.budget)] if options.budget is not None else []
+    own = options.timeout, options.budget, options.priority, options.deadline, options.durable or None
+    shared = () if batch is None else (batch.timeout, batch.token_budget, batch.due)
+    if not record.budgets and not record.ends and all(limit is None for limit in own + shared):
+        return None
+    budgets = [TokenBudget("run", options.budget)] if options.budget is not None else []
     if batch is not None and batch.token_budget is not None:
-        own.append(batch.token_budget)
+        budgets.append(batch.token_budget)
     now = time.monotonic()
     ends: list[End] = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
     if batch is not None and batch.timeout is not None:
         ends.append((batch.end, "batch", batch.timeout))
-    record.budgets, record.ends = (*record.budgets, *own), (*record.ends, *ends)
-    others = [options.priority, options.deadline, options.durable or None, None if batch is None else batch.due]
-    if not record.budgets and not record.ends and all(limit is None for limit in others):
-        return None
+    record.budgets, record.ends = (*record.budgets, *budgets), (*record.ends, *ends)
     end, scope, timeout = min(record.ends, default=(now, "run", 0.0))
     due = [now + options.deadline] if options.deadline is not None else []
     if batch is not None and batch.due is not None:
