@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -118,7 +118,7 @@ class LocalPrompt(Prompt):
     def render(self, start: int) -> str:
         """The pieces from `start` on as text."""
         chat, role, texts = self._chat, open_role(self.pieces, start), list[str]()
-        is_first = not any(isinstance(piece, wire.BeginTurn) for piece in self.pieces[:start])
+        is_first = not any(isinstance(piece, wire.BeginTurn) for piece in islice(self.pieces, start))
         for piece in self.pieces[start:]:
             match piece:
                 case str():
