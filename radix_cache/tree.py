@@ -92,7 +92,7 @@ class Tree:
         self.roots: dict[bytes, Root] = {}
         self.dead = EvictionQueue(DEAD, "dead")  # its is_open stays False, so `unlock` uses another queue
         self.by_level: dict[float, EvictionQueue] = {}
-        self.queues: list[EvictionQueue] = []  # all queues with nodes, perhaps empty ones; sorted by level
+        self.queues: list[EvictionQueue] = []  # sorted by level; every queue that has nodes is in it
         self.queue(0)
         self.second_tier: SecondTier | None = None
         self.states: NodeSlots | None = None

@@ -272,7 +272,7 @@ class ProgramRecord:
         remove, key = self._called.pop, next(_call_numbers)
         # A dict instead of a WeakSet, whose methods a finalizer could not call at any time.
         self._called[key] = weakref.ref(record, lambda _: remove(key, None))
-        if self.failure is not None:  # looked at after the record was added: `stop` looks in the other order
+        if self.failure is not None:  # read after the record is added: `stop` sets it before it reads `_called`
             record.stop(self.failure)
         elif self._is_cancelled and not self._has_returned:
             record.stop(Cancelled(f"program {self.name}, which called this one, was cancelled"))
@@ -354,8 +354,10 @@ class ProgramRecord:
 
 
 def abandon(record: weakref.ref[ProgramRecord], program: OpenProgram) -> None:
-    """Cancel a run that nobody can read any more. program: the run's program, in case its record is gone. Made for
-    finalizers, which must not keep the record alive: an error of its body may refer to what they wait for."""
+    """Cancel a run that nobody can read any more. Called by the finalizer of the object that reads the run.
+
+    The finalizer has only a weak reference to the record: the error of a body may refer to that object, which a strong
+    reference would keep alive for ever. program: the run's program, which is cancelled if the record is gone."""
     found = record()
     (program if found is None else found).cancel()
 
