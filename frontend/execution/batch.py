@@ -11,9 +11,10 @@ from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from banyan.execution.program_run import ProgramRun, unread_error, with_state
+from banyan.execution.program_run import ProgramRun, unread_error
 from banyan.execution.run_limits import GRACE, BatchLimits
 from banyan.lang.state import State
+from banyan.lang.state_base import with_state
 from banyan.runtime.errors import BatchError, DeadlineExceeded, RuntimeLost
 from banyan.runtime.waiting import naps
 

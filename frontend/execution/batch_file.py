@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, overload
 import msgspec
 
 from banyan.execution.batch import BatchRun, OnError, bar
-from banyan.execution.program_run import with_state
 from banyan.lang.json_types import plain
 from banyan.lang.lazy_value import JoinedValues, LazyValue, read
 from banyan.lang.state import State
+from banyan.lang.state_base import with_state
 from banyan.runtime.errors import (
     BadProgram,
     BanyanError,

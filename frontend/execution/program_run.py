@@ -17,8 +17,7 @@ from banyan.execution.thread_pool import body_threads
 from banyan.lang.async_state import AsyncState
 from banyan.lang.sampling import Options, mix
 from banyan.lang.state import State
-from banyan.lang.state_base import StateBase
-from banyan.lang.state_base import with_state as with_state
+from banyan.lang.state_base import StateBase, with_state
 from banyan.runtime.errors import BadProgram
 from banyan.sglang.global_config import global_config
 from banyan.views.transcript import Transcript

@@ -29,14 +29,14 @@ from banyan.backends.default import find
 from banyan.execution.batch import BatchPlan, BatchRun, OnError
 from banyan.execution.batch_file import BatchFile, run_to_file
 from banyan.execution.program_record import abandon
-from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread, with_state
+from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
 from banyan.lang.expr import Appended
 from banyan.lang.run_types import Args, BatchOptions, ItemOptions, R, R_co, Typed, typed_run
 from banyan.lang.sampling import RUN_OPTIONS, Options, make, near
 from banyan.lang.state import State
-from banyan.lang.state_base import StateBase
+from banyan.lang.state_base import StateBase, with_state
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol import wire
 
