@@ -1,7 +1,7 @@
 """Selects one of several choices by their log-probabilities, with one of SGLang's three methods.
 
-Unlike in SGLang, a log-probability of exactly 0.0 counts like any other, and scoring begins after the tokens that all
-choices have in common, so that no choice is scored on the prompt.
+As in SGLang, all tokens of a choice count, also those with which all choices begin. Unlike there, a log-probability of
+exactly 0.0 counts like any other, and no choice is scored on a token of the prompt, unless it merges with the choice.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class SelectDecision(NamedTuple):
     weights: tuple[float, ...]
 
 
-def score_from(prompts: Sequence[bytes]) -> int:
-    """The token index from which the choices are scored. prompts: for each choice, the int32 ids of the prompt with the
-    choice appended. The index is where the longest common prefix of all prompts ends, or smaller, so that at least one
-    token of each choice is scored. BadProgram: the index would be 0."""
-    start = min(len(commonprefix(prompts)), min(map(len, prompts)) - 4) // 4  # noqa: RUF071 (they are no paths)
+def score_from(prompt: bytes, continued: Sequence[bytes]) -> int:
+    """The token index from which the choices are scored. prompt: its int32 ids. continued: for each choice, the ids of
+    the prompt with the choice appended. The index is where the prompt ends or, if tokens of it merge with a choice,
+    before these tokens; it leaves each choice at least one token. BadProgram: the index would be 0."""
+    n_common = len(commonprefix((prompt, *continued)))  # noqa: RUF071 (they are no paths)
+    start = min(n_common, min(map(len, continued)) - 4) // 4
     if start < 1:
         raise BadProgram(
             "a select needs a token before its choices: there is no text before it, or all of that text is part of the "

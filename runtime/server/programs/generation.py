@@ -787,7 +787,7 @@ class SelectAttempt(EngineAttempt):
             raise BadProgram(f"temperature is {self.op.temperature}; it must be 0 or more")
         if self.op.method == "greedy_token_selection" and self.op.temperature:
             raise BadProgram("greedy_token_selection gives no scores from which to draw; use temperature=0")
-        self.suffixes = self.op.choices
+        self.suffixes = ("", *self.op.choices)
 
     def _outcome_work(self) -> int:
         return sum(CHOICE + len(ids) for ids in self._choice_ids)
@@ -796,9 +796,9 @@ class SelectAttempt(EngineAttempt):
         return CHOICE * len(self.op.choices)
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        self._check_room(sum(len(run.ids) for runs in encoded for run in runs))
-        prompts = [b"".join(run.ids for run in runs) for runs in encoded]
-        start = select_scoring.score_from(prompts)
+        alone, *prompts = (b"".join(run.ids for run in runs) for runs in encoded)
+        self._check_room(sum(map(len, prompts)))
+        start = select_scoring.score_from(alone, prompts)
         self._n_shared, self._choice_ids = start, [prompt[4 * start :] for prompt in prompts]
         self._images = image_rows(encoded[0])  # those of the prompt; choices have none
         self._scored = [(prompt, start) for prompt in prompts]

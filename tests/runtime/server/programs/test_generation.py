@@ -349,15 +349,15 @@ def test_select_scores_each_choice_as_the_continuation(bench: Any, words: Tokeni
         words.encode([TextSpan("the answer is the fox")]),
         words.encode([TextSpan("the answer is the dog")]),
     ]
-    common = len(words.encode([TextSpan("the answer is the")]))
-    assert [r.score_from for r in runs] == [common, common]
+    start = len(words.encode([TextSpan("the answer is")]))  # the space before `the` is part of its token
+    assert [r.score_from for r in runs] == [start, start]
     assert all(r.sampling.max_tokens == 0 for r in runs)
     b.run()
     value = b.value(0)
     assert value.scores is not None
     assert b.text(1) == "the answer is " + value.samples[0].text
     for tokens, run, mean in zip(value.scores.tokens, runs, value.scores.normalized, strict=True):
-        ids = unpack(run.ids)[common:]
+        ids = unpack(run.ids)[start:]
         assert tokens == tuple((-(i % 7) / 4, i) for i in ids)
         assert mean == pytest.approx(sum(p for p, _ in tokens) / len(tokens))
     assert value.scores.weights[("the fox", "the dog").index(value.samples[0].text)] == 1.0

@@ -11,18 +11,26 @@ from banyan.runtime.executor.select_scoring import decide, score_from
 from banyan.runtime.server.text.prompt import pack
 
 
-def test_scoring_starts_after_the_common_prefix_and_leaves_each_choice_a_token() -> None:
-    assert score_from([pack([1, 2, 3]), pack([1, 2, 4, 5])]) == 2
-    assert score_from([pack([1, 2]), pack([1, 2, 4])]) == 1
-    assert score_from([pack([1, 2, 3]), pack([1, 2, 3])]) == 2
-    assert score_from([pack([1, 258, 3]), pack([1, 514, 3])]) == 1, "the ids begin with the same byte"
+@pytest.mark.parametrize(
+    ("prompt", "continued", "start"),
+    [
+        ([1, 2], [[1, 2, 3], [1, 2, 4, 5]], 2),
+        ([1, 2], [[1, 2, 3, 4], [1, 2, 3, 5]], 2),  # the choices begin with the same token
+        ([1, 2], [[1, 2, 3, 4, 5]], 2),
+        ([1, 2, 3], [[1, 2, 4], [1, 2, 5, 6]], 2),  # the end of the prompt merges with the choices
+        ([1, 2], [[1, 2], [1, 2, 4]], 1),  # an empty choice
+        ([1, 258], [[1, 514, 3], [1, 514, 4]], 1),  # the ids begin with the same byte
+    ],
+)
+def test_scoring_starts_where_the_prompt_ends(prompt: list[int], continued: list[list[int]], start: int) -> None:
+    assert score_from(pack(prompt), [pack(ids) for ids in continued]) == start
 
 
 def test_select_without_a_prefix_raises() -> None:
     with pytest.raises(BadProgram, match="a select needs a token before its choices"):
-        score_from([pack([1]), pack([2, 3])])
+        score_from(b"", [pack([1]), pack([2, 3])])
     with pytest.raises(BadProgram):
-        score_from([pack([7]), pack([7, 1])])
+        score_from(pack([7]), [pack([7]), pack([7, 1])])
 
 
 def test_time_of_a_draw_is_linear_in_the_choices() -> None:
