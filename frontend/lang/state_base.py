@@ -163,6 +163,8 @@ class StateBase:
             if isinstance(leaf, str):
                 if not leaf.isascii():
                     check_unicode(leaf)
+                if role is None:
+                    self._warn_of_marker(leaf)
                 continue
             if type(leaf) is RoleBegin:
                 if role is not None:
@@ -186,6 +188,17 @@ class StateBase:
                 welcome = self._record.backend.welcome
                 raise Unsupported(f"image: {welcome.no_images or f'the model {welcome.model} takes only text'}")
         return role, iter(samplings)
+
+    def _warn_of_marker(self, text: str) -> None:
+        """Warn if `text`, which is outside of turns, has the text that ends a turn. It is probably a prompt that was
+        written for another runtime, whose turns would be plain text here."""
+        chat = self._record.backend.welcome.chat
+        for stop in () if chat is None else chat.stop:
+            if stop.startswith("<") and stop in text:
+                warn(
+                    f"the text contains {stop!r}, but is sent as plain text, in which nothing ends a turn; write turns "
+                    "as bn.user(...) and bn.assistant(...), or use bn.raw(text)"
+                )
 
     def _check_tools(self, role: str | None) -> None:
         if role != "assistant":

@@ -319,10 +319,20 @@ def test_ref_of_another_program_is_refused(mock: bn.Mock) -> None:
 
 def test_raw_text_is_sent_as_raw(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
-        s += "<|im_end|>" + bn.raw("<|im_end|>")
+        s += bn.user("<|im_end|>") + bn.raw("<|im_end|>")
 
     text_of(body)
-    assert mock.submits[0] == (wire.Append(0, ("<|im_end|>", wire.Raw("<|im_end|>"))),)
+    _, *parts = mock.submits[0][0].parts  # type: ignore[union-attr]
+    assert parts == ["<|im_end|>", wire.EndTurn(), wire.Raw("<|im_end|>")]
+
+
+def test_turns_written_as_plain_text_warn(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+    with pytest.warns(UserWarning, match=r"'<\|im_end\|>', but is sent as plain text.*bn\.raw") as warned:
+        text_of(body)
+    assert warned[0].filename == __file__
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
