@@ -151,7 +151,7 @@ class BatchFile(Sequence[BatchRecord]):
         the run of the item, which may change its arguments."""
         try:
             data = _digested((self._program, item))
-        except (ValueError, RecursionError):  # half of a surrogate pair; a list in itself
+        except (ValueError, RecursionError, OSError):  # half of a surrogate pair; a list in itself; a broken image
             return 0
         return int.from_bytes(blake2b(data, digest_size=4).digest(), "little") or 1
 
@@ -184,7 +184,8 @@ class BatchFile(Sequence[BatchRecord]):
         has no digest, or JSON cannot hold its results."""
         if not digest:
             raise BadProgram(
-                f"item {index} cannot be told from others: it contains half of a surrogate pair, or itself"
+                f"item {index} cannot be told from others: it contains half of a surrogate pair, a broken image, or "
+                "itself"
             )
         values = {name: _json_value(_result(value), f"the variable {name!r}") for name, value in state._values.items()}
         record = BatchRecord(index, digest, values, _json_value(state.ret_value, "what the body returned"))
@@ -269,8 +270,9 @@ def _digested(value: Any) -> bytes:
 
 
 def _in_digest(value: Any) -> Any:
-    """Returns what is hashed in place of a value that JSON does not have: its fields or its text. The result must be
-    the same in each process, so memory addresses are removed."""
+    """Returns what is hashed in place of a value that JSON does not have: its fields or its text, and the data of an
+    image or array. The result must be the same in each process, so memory addresses are removed. All objects of a class
+    without a text are the same."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     kind: Any = type(value)
@@ -278,7 +280,19 @@ def _in_digest(value: Any) -> Any:
         return value.model_dump()
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         return kind.__qualname__
-    return f"{kind.__qualname__} {_ADDRESS.sub('', str(value))}"
+    text = f"{kind.__qualname__} {_ADDRESS.sub('', str(value))}"
+    return text if (data := _data(value)) is None else [text, data]
+
+
+def _data(value: Any) -> Any:
+    """The pixels of a PIL image, or the items of an array of numpy or torch: their text leaves these out. None for any
+    other value."""
+    kind = type(value)
+    if not getattr(value, "ndim", 1):  # a number, whose text is complete
+        return None
+    if hasattr(kind, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):
+        return value.tobytes()
+    return value.tolist() if hasattr(kind, "tolist") else None  # of Python objects, `tobytes` has the addresses
 
 
 def _json_value(value: Any, name: str) -> Any:

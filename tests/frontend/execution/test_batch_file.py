@@ -9,13 +9,16 @@ import resource
 import subprocess
 import sys
 import tracemalloc
+from array import array
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy
 import pydantic
 import pytest
+from PIL import Image
 
 import banyan as bn
 from banyan.execution import batch_file
@@ -303,11 +306,26 @@ class Plain:
     pass
 
 
-@pytest.mark.parametrize(
-    "make",
-    [Path, lambda name: Person(name=name), lambda name: [Person(name=name, note=Plain())], lambda name: Row(ord(name))],
-    ids=["path", "pydantic", "nested", "repr"],
-)
+def long_array(middle: Any) -> Any:
+    """An array whose text leaves its middle out."""
+    items = numpy.zeros(2001, object if isinstance(middle, str) else None)
+    items[1000] = middle
+    return items
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "path": Path,
+    "pydantic": lambda name: Person(name=name),
+    "nested": lambda name: [Person(name=name, note=Plain())],
+    "repr": lambda name: Row(ord(name)),
+    "image": lambda name: Image.new("L", (2, 2), ord(name)),
+    "array": lambda name: long_array(ord(name)),
+    "array of objects": lambda name: long_array(f"{name} {name}"),  # not interned, so at a new address
+    "array of Python": lambda name: array("I", [ord(name)]),
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_other_objects_are_refused(make: Callable[[str], Any], mock: bn.Mock, tmp_path: Path) -> None:
     @bn.function
     def program(s: bn.State, x: Any, bound: Any) -> None: ...
