@@ -91,6 +91,12 @@ class ProgramDefaults:
     def cancel(self) -> None: ...
 
 
+def enforces_schemas(backend: Backend) -> bool:
+    """Whether an output that ended by itself is valid for the JSON schema of its gen. If not, it is checked when it is
+    read. A Mock counts as such a backend: its script decides."""
+    return getattr(backend, "enforces_schemas", True)
+
+
 def is_recorder(backend: Backend) -> bool:
     """Whether the backend only records a program, so that no model runs."""
     return getattr(backend, "is_recorder", False)  # an attribute: recorders need much that the others must not import

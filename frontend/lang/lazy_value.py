@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
+from banyan.backends.base import enforces_schemas
 from banyan.execution.async_body import refuse_to_block
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
@@ -179,7 +180,8 @@ class LazyValue(Expr):
             return self.read()
         if self._objects is None:
             try:
-                self._objects = [self.output_type.parse_sample(sample) for sample in samples]
+                is_enforced = enforces_schemas(self.record.backend)
+                self._objects = [self.output_type.parse_sample(sample, is_enforced) for sample in samples]
             except errors.BadOutput as e:
                 self.was_refused = True
                 if self.checker is not None:
@@ -198,7 +200,7 @@ class LazyValue(Expr):
         if self.output_type is wanted:
             return self.value()
         try:
-            return wanted.parse_sample(samples[0])
+            return wanted.parse_sample(samples[0], is_enforced=False)
         except errors.BadOutput as e:
             self.was_refused = True
             raise _with_location(e, self) from e.__cause__

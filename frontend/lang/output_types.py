@@ -28,15 +28,24 @@ _CACHE_SIZE = 4096
 class OutputType:
     """The type of a gen's text: a constraint, and a parser that converts the text to an object."""
 
-    __slots__ = ("is_json", "label", "note", "parse", "spec", "stop")
+    __slots__ = ("is_json", "label", "note", "parse", "parse_free", "spec", "stop")
 
-    def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        label: str,
+        spec: ConstraintSpec | None,
+        parse: Parse,
+        stop: tuple[str, ...] = (),
+        parse_free: Parse | None = None,
+    ) -> None:
         """label: the type's name, for errors. spec: the constraint; None: any text. parse: converts the text to the
         object; raises if the text is invalid. stop: further stop strings of the gen. A number has some, such as a
-        space: without them the model could always add a digit. BadProgram: the constraint has a lone surrogate."""
+        space: without them the model could always add a digit. parse_free: the same as `parse`, for a text that was
+        generated without the constraint. BadProgram: the constraint has a lone surrogate."""
         self.note = ""
         """A warning for the user, if not empty."""
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
+        self.parse_free = parse_free or parse
         if spec is not None:
             check_unicode(spec.text)
         self.is_json = spec is not None and spec.kind == "json_schema"
@@ -44,13 +53,14 @@ class OutputType:
     def __repr__(self) -> str:
         return f"<OutputType {self.label}>"
 
-    def parse_sample(self, sample: Sample) -> Any:
-        """The object that the text represents. BadOutput: the text is not valid."""
+    def parse_sample(self, sample: Sample, is_enforced: bool = True) -> Any:
+        """The object that the text represents. is_enforced: the constraint held while the text was generated.
+        BadOutput: the text is not valid."""
         if self.spec is not None and sample.finish_reason == "length":
             why = f"max_tokens cut it at {sample.n_tokens}" if sample.n_tokens else "max_tokens cut it"
             raise BadOutput(f"not a valid {self.label}, because {why}: {_shortened(sample.text)}")
         try:
-            value = self.parse(sample.text)
+            value = (self.parse if is_enforced else self.parse_free)(sample.text)
             if self.is_json:
                 check_keys(sample.text)
             return value
@@ -78,7 +88,7 @@ def take(options: dict[str, Any]) -> OutputType | None:
         raise BadProgram(
             f"whitespace must be spaced, compact, either or any, and order must be schema or any ({e})"
         ) from e
-    formed = OutputType(kind.label, spec, kind.parse, kind.stop)
+    formed = OutputType(kind.label, spec, kind.parse, kind.stop, kind.parse_free)
     formed.note = kind.note
     return formed
 
@@ -109,7 +119,9 @@ def output_type(kind: Any) -> OutputType:
 
         spec = to_spec(kind)
         label = f"{type(kind).__name__} of outlines"
-        return OutputType(label, spec, msgspec.json.decode if spec.kind == "json_schema" else str)
+        if spec.kind != "json_schema":
+            return OutputType(label, spec, str)
+        return OutputType(label, spec, msgspec.json.decode, parse_free=schema_check.Checked(spec.text))
     try:
         hash(kind)
     except TypeError:  # metadata that cannot be hashed
@@ -247,8 +259,10 @@ def _from_text(kind: Any, text: str) -> OutputType:
     is_checked, formats = schema_check.needs_check(text), schema_check.unknown_formats(text)
     if is_checked:
         schema_check.check_patterns(text)
-    parse = schema_check.Checked(text) if is_checked else msgspec.json.decode
-    found = OutputType("value of the JSON schema", ConstraintSpec(kind, text, is_checked=is_checked), parse)
+    checked = schema_check.Checked(text)
+    parse = checked if is_checked else msgspec.json.decode
+    spec = ConstraintSpec(kind, text, is_checked=is_checked)
+    found = OutputType("value of the JSON schema", spec, parse, parse_free=checked)
     if formats:
         found.note = f"the JSON schema's format {', '.join(map(repr, formats))} only annotates: it restricts no value"
     return found

@@ -7,6 +7,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
+from banyan.backends.base import enforces_schemas
 from banyan.execution.program_record import ProgramRecord
 from banyan.execution.thread_pool import ThreadPool
 from banyan.lang.choices import ChoicesDecision
@@ -66,14 +67,14 @@ class Checker(ServerCallback):
     """Validates the outputs of one gen with `retries`. Answers an invalid output with a text for the model."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int, answer: OutputType) -> None:
-        self._answer = answer
+        self._answer, self._is_enforced = answer, enforces_schemas(record.backend)
         self.n_refused = 0
         """Number of outputs that were not valid."""
         super().__init__(record, state, ref)
 
     def _results(self, called: wire.Called) -> tuple[str, ...]:
         try:
-            self._answer.parse_sample(wire.Sample(called.text, called.finish_reason))
+            self._answer.parse_sample(wire.Sample(called.text, called.finish_reason), self._is_enforced)
         except BadOutput as e:
             self.n_refused += 1
             return (f"{e.message}\nWrite the {self._answer.label} again, and nothing else.",)

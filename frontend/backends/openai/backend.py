@@ -110,6 +110,8 @@ class OpenAI:
     """
 
     chat_template = FixedChatTemplate("give it to the constructor, bn.OpenAI(..., chat_template=...)")
+    enforces_schemas = False
+    """Not all servers do; see backends/base.py."""
 
     def __init__(
         self,

@@ -17,9 +17,19 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from banyan.backends.base import Backend, OpenProgram, Question
+from banyan.backends.base import Backend, OpenProgram, Question, enforces_schemas
 from banyan.backends.job import CallTurn, LocalPrompt, LocalReader, Output, ToolResults
-from banyan.backends.replay.recording_file import VERSION, Digest, Failure, Header, TapeEntry, Text, asked_of, encode
+from banyan.backends.replay.recording_file import (
+    OF_MODEL,
+    VERSION,
+    Digest,
+    Failure,
+    Header,
+    TapeEntry,
+    Text,
+    asked_of,
+    encode,
+)
 from banyan.runtime.errors import BanyanError, Cancelled, ConfigError, DeadlineExceeded
 from banyan.runtime.executor.executor import Executor, ProgramObserver
 from banyan.runtime.executor.generation import Generation, add_usage
@@ -52,19 +62,9 @@ class Record:
         except OSError as e:
             raise ConfigError(f"the recording {path} cannot be written: {e}") from e
         weakref.finalize(self, self._file.close)
-        known = backend.welcome
-        self._put(
-            Header(
-                banyan="recording",
-                version=VERSION,
-                model=known.model,
-                max_context=known.max_context,
-                chat=known.chat,
-                sampling=known.sampling,
-                images=known.images,
-                no_images=known.no_images,
-            )
-        )
+        self.enforces_schemas = enforces_schemas(backend)
+        model = {name: getattr(backend.welcome, name) for name in OF_MODEL}
+        self._put(Header(banyan="recording", version=VERSION, enforces_schemas=self.enforces_schemas, **model))
         if self._error is not None:
             raise ConfigError(f"the recording {path} cannot be written: {self._error}") from self._error
 

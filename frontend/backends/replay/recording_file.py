@@ -37,6 +37,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: wire.Sampling = wire.Sampling()
     images: bool = False
     no_images: str = ""
+    enforces_schemas: bool = True
+
+
+OF_MODEL = ("model", "max_context", "chat", "sampling", "images", "no_images")
+"""The fields of a Header that a Welcome has too."""
 
 
 class Failure(msgspec.Struct, frozen=True):

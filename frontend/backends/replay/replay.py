@@ -15,7 +15,7 @@ from typing import Any
 from banyan.backends.base import Question
 from banyan.backends.job import CallTurn, Job, LocalPrompt, Output, Piece, ToolResults, n_common
 from banyan.backends.local import LocalProgram
-from banyan.backends.replay.recording_file import Asked, Digest, TapeEntry, asked_of, read
+from banyan.backends.replay.recording_file import OF_MODEL, Asked, Digest, TapeEntry, asked_of, read
 from banyan.execution.clock import clock
 from banyan.runtime.errors import Cancelled, ReplayMismatch, from_code
 from banyan.runtime.executor.generator import GenOutcome
@@ -43,15 +43,8 @@ class Replay:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         header, entries = read(self.path)
-        self.welcome = wire.Welcome(
-            version=wire.VERSION,
-            model=header.model,
-            max_context=header.max_context,
-            chat=header.chat,
-            sampling=header.sampling,
-            images=header.images,
-            no_images=header.no_images,
-        )
+        self.welcome = wire.Welcome(version=wire.VERSION, **{name: getattr(header, name) for name in OF_MODEL})
+        self.enforces_schemas = header.enforces_schemas
         self._entries = entries
         self._left: dict[str, list[tuple[int, TapeEntry]]] = defaultdict(list)
         for place, entry in enumerate(entries):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -145,6 +146,27 @@ def test_chat_model_refuses_unsupported_constructs(serve: Any, fake: ModuleType,
     _, backend = serve(lambda path, body: fake.chat("x"))
     with pytest.raises(bn.Unsupported, match=f"^{construct}: .*; use "):
         bn.function(lambda s: s.__iadd__(expr)).run(backend=backend)["a"]
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["dict", "text"])
+def test_output_is_checked_against_its_schema(serve: Any, fake: ModuleType, schema: Any, tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, retries: int) -> None:
+        s += bn.user("?") + bn.assistant(bn.gen("a", json_schema=schema, retries=retries))
+
+    api, backend = serve(lambda path, body: fake.chat('{"n": "six"}' if len(api.bodies) < 3 else '{"n": 6}'))
+    with bn.Record(backend, tmp_path / "run") as recorder:
+        with pytest.raises(bn.BadOutput, match=r"'six' is not of type 'integer' at \$\.n"):
+            program.run(0, backend=recorder).value("a")
+        assert program.run(1, backend=recorder).value("a") == {"n": 6}
+    replay = bn.Replay(tmp_path / "run")
+    with pytest.raises(bn.BadOutput, match="is not of type 'integer'"):
+        program.run(0, backend=replay).value("a")
+    assert program.run(1, backend=replay).value("a") == {"n": 6}
+    assert program.run(0, backend=bn.Mock('{"n": "six"}')).value("a") == {"n": "six"}, "as the script says"
 
 
 # ---- failures ------------------------------------------------------------------------------------------------------
