@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from banyan.execution.batch import BatchPlan, OnError, check
 from banyan.execution.program_run import finished
-from banyan.execution.run_limits import BatchLimits
+from banyan.execution.run_limits import Limits
 from banyan.lang.async_state import AsyncState
 from banyan.runtime.errors import BadProgram, RuntimeLost
 
@@ -61,7 +61,7 @@ class AsyncBatch:
             raise BadProgram("this batch was used already: await it once, or iterate once; call run_batch_async again")
         self._is_used = True
         process = os.getpid()
-        limits = BatchLimits(*self._plan.limits)
+        limits = Limits("batch", *self._plan.limits)
         queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
         with self._plan.progress_bar() as self._bar:
             tasks = [
@@ -80,7 +80,7 @@ class AsyncBatch:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _work(self, limits: BatchLimits, queue: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
+    async def _work(self, limits: Limits, queue: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
         for i in self._indices:
             try:
                 run = self._plan.start(i, limits)

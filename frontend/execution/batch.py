@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from banyan.execution.program_run import ProgramRun, unread_error
-from banyan.execution.run_limits import GRACE, BatchLimits
+from banyan.execution.run_limits import GRACE, Limits
 from banyan.lang.state import State
 from banyan.lang.state_base import with_state
 from banyan.runtime.errors import BatchError, DeadlineExceeded, RuntimeLost
@@ -34,11 +34,11 @@ OnError = Literal["raise", "return"]
 
 class BatchPlan(NamedTuple):
     """What a batch runs. start(i, limits): creates the run of item i. concurrency: the most programs at once; None:
-    MAX_IN_FLIGHT. limits: the arguments of BatchLimits. title: the title of the progress bar on stderr; None: no bar.
+    MAX_IN_FLIGHT. limits: the arguments of Limits. title: the title of the progress bar on stderr; None: no bar.
     bar: a bar that is already shown and is used instead."""
 
     n: int
-    start: Callable[[int, BatchLimits], ProgramRun[Any]]
+    start: Callable[[int, Limits], ProgramRun[Any]]
     concurrency: int | None
     limits: tuple[Any, ...]
     title: str | None
@@ -86,7 +86,7 @@ class BatchRun:
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
         """Yields finished states; if `ordered`, in the order of items. Closing the iterator stops the other runs."""
         with closing(self), self._plan.progress_bar() as self._bar:
-            self._limits = BatchLimits(*self._plan.limits)
+            self._limits = Limits("batch", *self._plan.limits)
             self._start_thread(self._start_workers, "banyan-batch")
             finished: dict[int, State] = {}
             n_yielded = 0
@@ -106,13 +106,14 @@ class BatchRun:
         seen: set[int] = set()
         while len(seen) < self._plan.n:
             RuntimeLost.unless_in(self._process, "the batch")
-            left = max(0.0, self._limits.end - time.monotonic()) + GRACE
-            for nap in naps(None if self._limits.timeout is None or self._is_stopped else left):
+            end = None if self._is_stopped else self._limits.end
+            for nap in naps(None if end is None else max(0.0, end.at - time.monotonic()) + GRACE):
                 with suppress(Empty):
                     i, state = self._finished.get(timeout=nap)
                     break
             else:
-                self._time_out()
+                assert end is not None  # without an end, the naps go on
+                self._time_out(DeadlineExceeded.of("batch", end.timeout))
                 continue
             if isinstance(state, BaseException):  # a run could not start
                 raise state
@@ -120,10 +121,9 @@ class BatchRun:
                 seen.add(i)
                 yield i, state
 
-    def _time_out(self) -> None:
-        """End all runs that are unfinished or not started, with DeadlineExceeded. Each run also has a timeout of its
-        own, but this timeout stops only gens: the batch would wait for a body that is busy with other code."""
-        error = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
+    def _time_out(self, error: DeadlineExceeded) -> None:
+        """End all runs that are unfinished or not started, with `error`. Each run also has a timeout of its own, but
+        this timeout stops only gens: the batch would wait for a body that is busy with other code."""
         with self._lock:
             unstarted, self._is_stopped = list(self._indices), True
         runs = [*self._running.items(), *((i, self._plan.start(i, self._limits)) for i in unstarted)]

@@ -60,9 +60,7 @@ class StateHandle:
 class ProgramRecord:
     """One running program, shared by all its states. Thread-safe."""
 
-    def __init__(
-        self, name: str, backend: Backend, options: Options, batch: run_limits.BatchLimits | None = None
-    ) -> None:
+    def __init__(self, name: str, backend: Backend, options: Options, batch: run_limits.Limits | None = None) -> None:
         self.name, self.backend, self.options, self._process = name, backend, options, os.getpid()
         self.sampling = options.over(backend.welcome.sampling)
         self.program: OpenProgram
@@ -106,7 +104,7 @@ class ProgramRecord:
         caller = None if reference is None else reference()
         self.budgets: Sequence[run_limits.TokenBudget] = () if caller is None else caller.budgets
         """The token budgets on which this run draws: its own, its batch's, and those of the runs that called it."""
-        self.ends: Sequence[run_limits.End] = () if caller is None else caller.ends
+        self.ends: Sequence[run_limits.RunEnd] = () if caller is None else caller.ends
         """When this run must end: by its own timeout, its batch's, and those of the runs that called it."""
         self._alarm: Alarm | None = None
         self._alarm = run_limits.begin(self, options, batch)

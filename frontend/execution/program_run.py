@@ -12,7 +12,7 @@ from banyan.backends.base import Backend
 from banyan.backends.default import CURRENT
 from banyan.execution.async_body import ASYNC_BODY
 from banyan.execution.program_record import CALLER, ProgramRecord
-from banyan.execution.run_limits import BatchLimits
+from banyan.execution.run_limits import Limits
 from banyan.execution.thread_pool import body_threads
 from banyan.lang.async_state import AsyncState
 from banyan.lang.sampling import Options, mix
@@ -63,7 +63,7 @@ class ProgramRun(Generic[P]):
         backend: Backend,
         options: Options,
         state_class: type[P],
-        batch: BatchLimits | None = None,
+        batch: Limits | None = None,
         index: int | None = None,
     ) -> None:
         """index: the index of the batch item, from which the seed of the run is derived; None outside a batch."""

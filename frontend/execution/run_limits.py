@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol
 
 from banyan.backends.base import OpenProgram
 from banyan.execution.clock import Alarm, clock
@@ -30,8 +30,12 @@ _MIN_DEADLINE = 1e-6
 _budget_numbers = count()
 
 
-End: TypeAlias = tuple[float, Literal["run", "batch"], float]
-"""When a run must end: (the time, whose timeout it is, the timeout in seconds)."""
+class RunEnd(NamedTuple):
+    """When a run must end: the time, whose timeout it is, and the timeout in seconds."""
+
+    at: float
+    of: Literal["run", "batch"]
+    timeout: float
 
 
 class LimitedRecord(Protocol):
@@ -40,7 +44,7 @@ class LimitedRecord(Protocol):
     program: OpenProgram
     counters: list[Callable[[ValueFuture[wire.Value]], None]]
     budgets: Sequence[TokenBudget]
-    ends: Sequence[End]
+    ends: Sequence[RunEnd]
 
     @property
     def is_settled(self) -> bool: ...
@@ -83,56 +87,51 @@ class TokenBudget:
                     record.stop(BudgetExceeded.of(self.limit.of, self.limit.tokens))
 
 
-class BatchLimits:
-    """The limits that all runs of a batch share. timeout: the seconds from now after which unfinished runs are stopped.
-    budget: the most output tokens of all runs together. deadline: the seconds from now by which the batch should be
-    done; only the order of waiting gens depends on it. None: no such limit."""
+class Limits:
+    """The limits of a run, or those that all runs of a batch share. end: when unfinished runs are stopped. budget:
+    counts the output tokens of all runs together. due: when they should be done; only the order of waiting gens depends
+    on it. None: no such limit."""
 
-    def __init__(self, timeout: float | None, budget: int | None, deadline: float | None = None) -> None:
-        self.timeout = timeout
+    def __init__(
+        self, of: Literal["run", "batch"], timeout: float | None, budget: int | None, deadline: float | None
+    ) -> None:
+        """timeout, deadline: seconds from now. budget: a number of tokens."""
         now = time.monotonic()
-        self.end = now + (timeout or 0.0)
+        self.end = None if timeout is None else RunEnd(now + timeout, of, timeout)
+        self.budget = None if budget is None else TokenBudget(of, budget)
         self.due = None if deadline is None else now + deadline
-        self.token_budget = None if budget is None else TokenBudget("batch", budget)
 
 
-def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> Alarm | None:
+def begin(record: LimitedRecord, options: Options, batch: Limits | None = None) -> Alarm | None:
     """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout; None: no timeout.
     record.budgets, record.ends: those of the run that calls this one; those of this run are added."""
-    own = options.timeout, options.budget, options.priority, options.deadline, options.durable or None
-    shared = () if batch is None else (batch.timeout, batch.token_budget, batch.due)
-    if not record.budgets and not record.ends and all(limit is None for limit in own + shared):
+    own = Limits("run", options.timeout, options.budget, options.deadline)
+    limits = [own] if batch is None else [own, batch]
+    record.budgets = (*record.budgets, *(one.budget for one in limits if one.budget is not None))
+    record.ends = (*record.ends, *(one.end for one in limits if one.end is not None))
+    dues = [one.due for one in limits if one.due is not None]
+    if not (record.budgets or record.ends or dues or options.priority or options.durable):
         return None
-    budgets = [TokenBudget("run", options.budget)] if options.budget is not None else []
-    if batch is not None and batch.token_budget is not None:
-        budgets.append(batch.token_budget)
     now = time.monotonic()
-    ends: list[End] = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
-    if batch is not None and batch.timeout is not None:
-        ends.append((batch.end, "batch", batch.timeout))
-    record.budgets, record.ends = (*record.budgets, *budgets), (*record.ends, *ends)
-    end, scope, timeout = min(record.ends, default=(now, "run", 0.0))
-    due = [now + options.deadline] if options.deadline is not None else []
-    if batch is not None and batch.due is not None:
-        due.append(batch.due)
+    end = min(record.ends, default=RunEnd(now, "run", 0.0))
     record.program.limit(
         wire.ProgramLimits(
-            timeout=timeout,
-            left=max(0.0, end - now),
-            timeout_of=scope,
+            timeout=end.timeout,
+            left=max(0.0, end.at - now),
+            timeout_of=end.of,
             budgets=tuple(budget.limit for budget in record.budgets[-MAX_BUDGETS:]),
             priority=options.priority or 0,
-            deadline=max(_MIN_DEADLINE, min(due) - now) if due else 0.0,
+            deadline=max(_MIN_DEADLINE, min(dues) - now) if dues else 0.0,
             durable=_durable_name(options.durable, in_batch=batch is not None),
         )
     )
     alarm = None
     if record.ends:
-        error = DeadlineExceeded.of(scope, timeout)
-        if end <= now:
+        error = DeadlineExceeded.of(end.of, end.timeout)
+        if end.at <= now:
             record.stop(error)
         else:
-            alarm = clock().call(end, partial(_stop, weakref.ref(record), error))
+            alarm = clock().call(end.at, partial(_stop, weakref.ref(record), error))
     for budget in record.budgets:
         budget.add_record(record)
     return alarm

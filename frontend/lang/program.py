@@ -30,7 +30,7 @@ from banyan.execution.batch import BatchPlan, BatchRun, OnError
 from banyan.execution.batch_file import BatchFile, run_to_file
 from banyan.execution.program_record import abandon
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
-from banyan.execution.run_limits import BatchLimits
+from banyan.execution.run_limits import Limits
 from banyan.lang.async_state import AsyncState
 from banyan.lang.expr import Appended
 from banyan.lang.run_types import Args, BatchOptions, ItemOptions, R, R_co, Typed, typed_run
@@ -456,7 +456,7 @@ class Program(Typed[Args, R_co]):
         """The body with all arguments bound except the state; Compiled overrides it."""
         return lambda state: self.func(state, *arguments.args, **arguments.kwargs)
 
-    def _begin(self, state_class: type[P], items: _Items, i: int, batch: BatchLimits | None = None) -> ProgramRun[P]:
+    def _begin(self, state_class: type[P], items: _Items, i: int, batch: Limits | None = None) -> ProgramRun[P]:
         body, index = self._body(items.arguments[i]), items.indices[i] if items.indices else None
         run = ProgramRun(self.name, body, items.backend, items.options, state_class, batch, index)
         if self.num_api_spec_tokens is not None:
