@@ -25,7 +25,10 @@ class OpenProgram(Protocol):
         """The future of the value with the number `ref`. May be called before the op of the value is submitted."""
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        """Call `callback`, which must not wait, with each piece of the stream of gen `ref`."""
+        """Call `callback`, which must not wait, with each piece of the stream of gen `ref`.
+
+        Must be called before the op is submitted.
+        """
 
     def limit(self, limits: wire.ProgramLimits) -> None:
         """Set the program's limits, before the first `submit`.

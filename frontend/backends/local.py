@@ -44,7 +44,6 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
         self._executor = Executor(self, self, self._lock)
         self._futures: dict[int, ValueFuture[wire.Value]] = {}
         self._listeners: dict[int, Callable[[wire.Delta], None]] = {}
-        self._unheard: dict[int, list[wire.Delta]] = {}  # deltas that came before there was a listener
         self._callers: dict[int, Callable[[wire.Called], None]] = {}
         self._alarms: dict[int, Alarm] = {}  # by state
         self.first_error: BaseException | None = None
@@ -74,11 +73,7 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
         self._callers[ref] = callback
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        with self._lock:
-            self._listeners[ref] = callback
-            unheard = self._unheard.pop(ref, ())
-        for delta in unheard:
-            callback(delta)
+        self._listeners[ref] = callback
 
     def cancel(self) -> None:
         if self._process != os.getpid():  # a forked child: its jobs run in the parent
@@ -95,11 +90,7 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
     # ---- what jobs call --------------------------------------------------------------------------------------------
 
     def deliver(self, delta: wire.Delta) -> None:
-        with self._lock:
-            listener = self._listeners.get(delta.ref)
-            if listener is None:
-                self._unheard.setdefault(delta.ref, []).append(delta)
-        if listener is not None:
+        if (listener := self._listeners.get(delta.ref)) is not None:
             listener(delta)
 
     def ahead(self, state: int) -> list[str | wire.Gen]:

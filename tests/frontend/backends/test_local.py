@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -61,8 +62,16 @@ class ManualBackend:
         job.finish(GenOutcome((wire.Sample(text, "stop"),)))
 
 
-def run_ops(backend: ManualBackend, ops: list[wire.Op], data: st.DataObject) -> LocalProgram:
+def run_ops(
+    backend: ManualBackend,
+    ops: list[wire.Op],
+    data: st.DataObject,
+    on_delta: Callable[[wire.Delta], None] = lambda delta: None,
+) -> LocalProgram:
     program = LocalProgram(backend, "test")
+    for op in ops:
+        if isinstance(op, wire.Gen) and op.stream:
+            program.on_delta(op.ref, on_delta)
     while ops:
         n = data.draw(st.integers(1, len(ops)), label="ops in this message")
         program.submit(ops[:n])
@@ -91,14 +100,12 @@ def outcomes(program: LocalProgram, ops: list[wire.Op]) -> dict[int, Any]:
 @examples(15, 100, given(data=st.data()), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_values_and_streams_agree_with_the_reference(reference: ModuleType, data: st.DataObject) -> None:
     ops = data.draw(reference.program(may_drop=False))
-    backend = ManualBackend(reference.answer)
-    program = run_ops(backend, ops, data)
-    streamed: dict[int, str] = {}
-    for op in ops:
-        if isinstance(op, wire.Gen) and op.stream:
-            program.on_delta(
-                op.ref, lambda delta: streamed.__setitem__(delta.ref, streamed.get(delta.ref, "") + delta.text)
-            )
+    backend, streamed = ManualBackend(reference.answer), defaultdict[int, str](str)
+
+    def add(delta: wire.Delta) -> None:
+        streamed[delta.ref] += delta.text
+
+    program = run_ops(backend, ops, data, add)
     finish(backend)
     values = outcomes(program, ops)
     assert values == reference.interpret(ops, chosen=lambda ref: values[ref])
