@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from math import log10
 
 from rich.console import Console
 
@@ -20,13 +19,16 @@ def show() -> int:
     for choice in dispatch_report.choices():
         op, n_bytes, n_flops = choice.op, choice.n_bytes, choice.n_flops
         console.print(f"{op.name:13}", style="bold", end="")
-        costs = f"{_short(n_bytes, 'B'):>10}{_short(n_flops, 'FLOP') if n_flops else '-':>13}"
+        costs = f"{short(n_bytes):>10}{short(n_flops, 'FLOP') if n_flops else '-':>13}"
         console.print(f"{costs}{n_flops / n_bytes:>8.1f}  {op.folder}/{choice.file}.py: {choice.why}")
         console.print(f"  takes  {op.shapes}", style="dim")
     return 0
 
 
-def _short(n: float, unit: str) -> str:
-    """`n` as text, with three digits, an SI prefix and the unit."""
-    thousands = min(4, int(log10(max(n, 1.0)) // 3))
-    return f"{n / 1000**thousands:.3g} {('', 'k', 'M', 'G', 'T')[thousands]}{unit}"
+def short(n: float, unit: str = "B") -> str:
+    """`n` as text, with three digits, an SI prefix and the unit, such as 1.5 GB."""
+    for prefix in ("", "k", "M", "G"):
+        if n < 999.5:
+            return f"{n:.3g} {prefix}{unit}"
+        n /= 1000
+    return f"{n:.3g} T{unit}"
