@@ -19,12 +19,14 @@ def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("replica", "state", "running", "queued", "pages used", "hit rate", "steps/s"):
         table.add_column(column, justify="left" if column in ("replica", "state") else "right")
-    if any(row.get("host", "") for row in now["replicas"].values()):
+    has_hosts = any(row.get("host") for row in now["replicas"].values())
+    if has_hosts:
         table.add_column("host")
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
     for name, row in now["replicas"].items():
+        host = [row.get("host", "")] if has_hosts else []
         if not (row["engine"] and row["cache"]):  # the engine is starting
-            table.add_row(name, row["state"], *["-"] * 5, *([row.get("host", "")] if row.get("host", "") else []))
+            table.add_row(name, row["state"], *["-"] * 5, *host)
             continue
         engine, cache = row["engine"], row["cache"]
         earlier = before["replicas"].get(name, {"starts": 0})
@@ -34,7 +36,7 @@ def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
         table.add_row(
             *(name, row["state"], f"{engine['running']:,}", f"{engine['waiting']:,}"),
             *(f"{n_used:,} of {cache['n_pages']:,}", f"{hits:.1%}", f"{n_steps / seconds if seconds else 0:,.1f}"),
-            *([row.get("host", "")] if row.get("host", "") else []),
+            *host,
         )
     return table
 

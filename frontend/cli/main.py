@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -312,18 +312,9 @@ def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (),
                 text = f"{socket_help} (default: the value of {_SOCKET}, unless options of a private one are given)"
             elif "default: " not in text and default not in ("", {}):
                 text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
-            if name == "adapters":
-                group.add_argument(
-                    "--adapter", action="append", type=_adapter, dest=name, metavar="NAME=DIR", help=text,
-                    default=argparse.SUPPRESS,
-                )  # fmt: skip
-                continue
-            arguments: dict[str, Any] = {"dest": name, "help": text, "default": own.get(name, argparse.SUPPRESS)}
-            if kind is bool:
-                arguments["action"] = argparse.BooleanOptionalAction
-            else:
-                arguments |= _values(name, kind)
-            group.add_argument(f"--{name.replace('_', '-')}", **arguments)
+            flag = "--adapter" if name == "adapters" else f"--{name.replace('_', '-')}"
+            unset = own.get(name, argparse.SUPPRESS)
+            group.add_argument(flag, dest=name, help=text, default=unset, **_values(name, kind))
     if not only:
         parser.add_argument_group(
             "limits of one message, the same for all servers", "\n".join(map(str, MESSAGE_LIMITS))
@@ -332,6 +323,10 @@ def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (),
 
 def _values(name: str, kind: Any) -> dict[str, Any]:
     """The arguments of `add_argument` that say which values a field of Config takes. `int | None` is parsed as int."""
+    if name == "adapters":
+        return {"action": "append", "type": _adapter, "metavar": "NAME=DIR"}
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
     if typing.get_origin(kind) is typing.Literal:
         return {"choices": typing.get_args(kind)}
     known = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
@@ -446,10 +441,7 @@ def _check_is_banyan(runtime: ServerBackend, where: str) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from banyan.runtime import launch
 
-    def stop(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as at Ctrl-C
     config = configs.make(**given(options))
     given_http: dict[str, Any] = {}
     for flag, name, _ in _HTTP_FLAGS:
@@ -571,10 +563,7 @@ def _engine(options: argparse.Namespace) -> int:
     def log(line: str) -> None:
         print(f"banyan: {line}", file=sys.stderr, flush=True)
 
-    def stop(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as at Ctrl-C
     keys = options.server_key or [os.environ.get(SERVER_KEY, "")]
     if len(keys) not in (1, len(options.join)):
         raise ConfigError(
