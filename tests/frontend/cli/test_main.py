@@ -159,73 +159,29 @@ def test_adapters_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_each_flag_sets_its_option() -> None:
-    argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --cache --max-running 3"
-    argv += " --eviction lfu --host-memory 2GiB --host-file f"
-    argv += " --schedule lpm --step-tokens 99 --replicas 3 --threads 2 --engine-timeout 7 --constraint-bytes 999"
-    argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
-    argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree,model"
-    argv += " --constraint-engine outlines_core --token-file t --isolate connection"
-    argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
-    argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d --sampling-defaults openai"
-    argv += " --state-memory 2GiB --adapter a=/x --adapter b=/y=z --tp 1 --min-replicas 2 --max-replicas 4"
-    argv += " --prefill-replicas 1 --engines-at tcp://10.0.0.1:7200 --engine-keys e --kv-transfer nixl"
+    line = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --max-running 3"
+    line += " --eviction lfu --host-memory 2GiB --host-file f"
+    line += " --schedule lpm --step-tokens 99 --replicas 3 --threads 2 --engine-timeout 7 --constraint-bytes 999"
+    line += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
+    line += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree,model"
+    line += " --constraint-engine outlines_core --token-file t --isolate connection"
+    line += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
+    line += " --weight-dtype int8 --kv-dtype int8 --draft-model d --sampling-defaults openai"
+    line += " --state-memory 2GiB --tp 1 --min-replicas 2 --max-replicas 4"
+    line += " --prefill-replicas 1 --engines-at tcp://10.0.0.1:7200 --engine-keys e --kv-transfer nixl"
+    words = line.split()
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    texts = {name.removeprefix("--").replace("-", "_"): text for name, text in flags.items()}
+    others = {"adapters": {"a": "/x", "b": "/y=z"}, "deterministic": True}
+    argv = ["serve", *words, "--adapter", "a=/x", "--adapter", "b=/y=z", "--deterministic", "--cache"]
+    assert make(**parse(*argv)) == msgspec.convert(texts | others, Config, strict=False)
     assert make(**parse("serve", "--ray", "auto")).ray == "auto"
     assert make(**parse("serve", "--tp", "2")).tp == 2
     assert make(**parse("serve", "--window", "64", "--sinks", "2")) == Config(log="info", window=64, sinks=2)
     assert not make(**parse("serve", "--no-cache")).cache
-    assert make(**parse("serve", *argv.split())) == Config(
-        model="m",
-        device="cpu",
-        dtype="float16",
-        context=512,
-        kv_memory="1GiB",
-        sampling_defaults="openai",
-        page=8,
-        cache=True,
-        eviction="lfu",
-        host_memory="2GiB",
-        host_file="f",
-        max_running=3,
-        schedule="lpm",
-        step_tokens=99,
-        replicas=3,
-        prefill_replicas=1,
-        min_replicas=2,
-        max_replicas=4,
-        engines_at="tcp://10.0.0.1:7200",
-        engine_keys="e",
-        kv_transfer="nixl",
-        threads=2,
-        engine_timeout=7.0,
-        constraint_bytes=999,
-        constraint_seconds=3.0,
-        socket="s",
-        max_message=70000,
-        max_programs=9,
-        max_width=8,
-        max_program=7777,
-        max_client=9999,
-        metrics="9090",
-        speculate="tree,model",
-        constraint_engine="outlines_core",
-        token_file="t",
-        isolate="connection",
-        bind="tcp://10.0.0.1:7100",
-        curve_key="k",
-        durable_bytes="1GiB",
-        slo="ttft=1s",
-        traces="console",
-        kv_dtype="int8",
-        state_memory="2GiB",
-        weight_dtype="int8",
-        deterministic=True,
-        draft_model="d",
-        log="debug",
-        adapters={"a": "/x", "b": "/y=z"},
-    )
     assert set(map(flag, msgspec.structs.fields(Config))) == {
-        *("--ray", "--window", "--sinks"),
-        *(word for word in argv.split() if word.startswith("--")),
+        *("--ray", "--window", "--sinks", "--adapter", "--deterministic", "--cache"),
+        *flags,
     }, "every option needs a flag in this test"
 
 
