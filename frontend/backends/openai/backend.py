@@ -190,7 +190,7 @@ class OpenAI:
             ask = partial(self._gen, job, request)
         else:
             ask = partial(self._select, job, format.select_requests(job, self.kind, self.extensions))
-        self._connect().loop.run(self._answer(job, ask), job.on_stop)
+        job.on_stop(self._connect().loop.run(self._answer(job, ask)).cancel)
 
     def close(self) -> None:
         """Close the connections. Idempotent. Happens by itself when the backend is garbage-collected."""
@@ -424,15 +424,11 @@ class _ApiLoop:
                 cls.current = cls()
             return cls.current
 
-    def run(self, coroutine: Any, on_stop: Callable[[Callable[[], object]], None] | None = None) -> Future[Any]:
-        """Start a coroutine on the loop. Returns its future at once. on_stop: called now, with a function that cancels
-        the coroutine; the caller can keep this function for later."""
+    def run(self, coroutine: Any) -> Future[Any]:
+        """Start a coroutine on the loop. Returns its future at once."""
         import asyncio
 
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        if on_stop is not None:
-            on_stop(future.cancel)
-        return future
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
 def _leave_to_parent() -> None:

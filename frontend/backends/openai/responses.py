@@ -221,21 +221,15 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
     assert isinstance(op, wire.Select)
     if kind == "chat":
         return _generated_choice(op, outcome(responses[0], kind))
-    start = len(job.text)
-    logprobs = [
-        _logprobs_behind(choice, start) for choice in sorted(_choices_of(responses[0]), key=lambda choice: choice.index)
-    ]
+    logprobs = _logprobs_behind(responses[0], len(job.text))
     if len(logprobs) != len(op.choices) or not all(logprobs):
         raise ProgramError("the API gave no log-probabilities of the prompt (echo), without which it cannot select")
     without: list[list[float]] = []
     if len(responses) > 1:
-        alone = [
-            _logprobs_behind(choice, 0) for choice in sorted(_choices_of(responses[1]), key=lambda choice: choice.index)
-        ]
         # Without the prompt a choice may be split into other tokens. Then each token gets the mean.
         without = [
             one if len(one) == len(given) else [sum(one) / len(one)] * len(given)
-            for one, given in zip(alone, logprobs, strict=True)
+            for one, given in zip(_logprobs_behind(responses[1], 0), logprobs, strict=True)
         ]
     rng = Random(op.seed) if op.temperature else None
     choice = decide(op.method, logprobs, without, op.temperature, rng)
@@ -245,14 +239,18 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
     return GenOutcome((wire.Sample(op.choices[choice.chosen], "stop"),), usage, scores)
 
 
-def _logprobs_behind(choice: Any, start: int) -> list[float]:
-    """Returns the log-probabilities of the tokens that end after character `start`; [] if the response has no
-    log-probabilities. If a token has no log-probability, such as the first token of a text, the value is 0."""
-    found = choice.logprobs
-    if found is None or not (found.tokens and found.token_logprobs and found.text_offset):
-        return []
-    ends = [after for _, after in pairwise([*found.text_offset, len(choice.text)])]
-    return [logprob or 0.0 for logprob, end in zip(found.token_logprobs, ends, strict=True) if end > start]
+def _logprobs_behind(response: Any, start: int) -> list[list[float]]:
+    """Returns, for each choice of a response, the log-probabilities of the tokens that end after character `start`; []
+    for a choice without log-probabilities. If a token has no log-probability, such as the first token of a text, the
+    value is 0."""
+    logprobs: list[list[float]] = []
+    for choice in sorted(_choices_of(response), key=lambda choice: choice.index):
+        found, behind = choice.logprobs, list[float]()
+        if found is not None and found.tokens and found.token_logprobs and found.text_offset:
+            ends = [after for _, after in pairwise([*found.text_offset, len(choice.text)])]
+            behind = [logprob or 0.0 for logprob, end in zip(found.token_logprobs, ends, strict=True) if end > start]
+        logprobs.append(behind)
+    return logprobs
 
 
 def _generated_choice(op: wire.Select, answer: GenOutcome) -> GenOutcome:
