@@ -13,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich import progress
 from rich.console import Console
 from rich.text import Text
 
+from banyan.runtime.executor.generation import add_usage
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.views.notebook import LiveDisplay, in_notebook
@@ -29,15 +30,6 @@ LINES = 60.0
 """Seconds between lines in a file."""
 
 
-class Reading(NamedTuple):
-    """The counts at one time. hit_rate: cached share of the prompt tokens; None before the first prompt."""
-
-    n_failed: int
-    generated: int
-    tokens_per_second: float
-    hit_rate: float | None
-
-
 class Meter(progress.ProgressColumn):
     """Counts the tokens of a batch and shows them as a column of the progress bar. Thread-safe."""
 
@@ -45,40 +37,38 @@ class Meter(progress.ProgressColumn):
         super().__init__()
         self.n_failed = 0
         """Runs that failed."""
+        self.usage = wire.TokenUsage()
+        """The tokens of all values so far."""
         self._clock, self._counts_lock = clock, threading.Lock()
-        self._prompt = self._cached = self._generated = 0
         self._history: deque[tuple[float, int]] = deque([(clock(), 0)])  # (time, tokens generated until then)
 
     def count(self, future: ValueFuture[wire.Value]) -> None:
         """Count the tokens of a value that has arrived."""
         if future.exception() is None:
-            usage = future.result().usage
             with self._counts_lock:
-                self._prompt += usage.prompt
-                self._cached += usage.cached
-                self._generated += usage.generated
+                self.usage = add_usage(self.usage, future.result().usage)
 
-    def read(self) -> Reading:
+    def tokens_per_second(self) -> float:
+        """The tokens that were generated per second, over the last WINDOW seconds."""
         with self._counts_lock:
-            now = self._clock()
-            self._history.append((now, self._generated))
+            now, n_generated = self._clock(), self.usage.generated
+            self._history.append((now, n_generated))
             while len(self._history) > 2 and self._history[1][0] <= now - WINDOW:
                 self._history.popleft()
             then, before = self._history[0]
-            rate = (self._generated - before) / (now - then) if now > then else 0.0
-            return Reading(self.n_failed, self._generated, rate, self._cached / self._prompt if self._prompt else None)
+            return (n_generated - before) / (now - then) if now > then else 0.0
 
     def render(self, task: progress.Task) -> Text:
-        reading = self.read()
+        usage, rate = self.usage, self.tokens_per_second()
         parts = []
         if task.speed:
             parts.append(Text(f"{task.speed:,.3g} items/s" if task.speed < 100 else f"{task.speed:,.0f} items/s"))
-        if reading.generated:
-            parts.append(Text(f"{reading.tokens_per_second:,.0f} tokens/s", "progress.data.speed"))
-        if reading.hit_rate is not None:
-            parts.append(Text(f"{reading.hit_rate:.0%} cached", "progress.percentage"))
-        if reading.n_failed:
-            parts.append(Text(f"{reading.n_failed} failed", "bold red"))
+        if usage.generated:
+            parts.append(Text(f"{rate:,.0f} tokens/s", "progress.data.speed"))
+        if usage.prompt:
+            parts.append(Text(f"{usage.cached / usage.prompt:.0%} cached", "progress.percentage"))
+        if self.n_failed:
+            parts.append(Text(f"{self.n_failed} failed", "bold red"))
         return Text("  ").join(parts)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import io
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,18 +37,19 @@ class Clock:
 def test_values_are_counted_as_they_arrive() -> None:
     clock = Clock()
     meter = Meter(clock)
-    assert meter.read() == (0, 0, 0.0, None)
+    assert meter.tokens_per_second() == 0.0
     meter.count(value(10, 0, 20))
     clock.now += 1
-    assert meter.read() == (0, 20, 20.0, 0.0)
+    assert meter.tokens_per_second() == 20.0
     meter.count(value(30, 20, 20))
     failed = ValueFuture[wire.Value]()
     failed.set_exception(ValueError("no"))
     meter.count(failed)
     clock.now += 1
-    assert meter.read() == (0, 40, 20.0, 0.5)
+    assert meter.tokens_per_second() == 20.0
     clock.now += 1
-    assert meter.read() == (0, 40, 40 / 3, 0.5)
+    assert meter.tokens_per_second() == 40 / 3
+    assert meter.usage == wire.TokenUsage(40, 20, 40)
 
 
 def test_rate_covers_the_last_seconds() -> None:
@@ -58,11 +58,11 @@ def test_rate_covers_the_last_seconds() -> None:
     for _ in range(20):
         clock.now += 1
         meter.count(value(1, 0, 10))
-        meter.read()
-    assert meter.read().tokens_per_second == 10.0
+        meter.tokens_per_second()
+    assert meter.tokens_per_second() == 10.0
     for _ in range(int(WINDOW) + 1):
         clock.now += 1
-        rate = meter.read().tokens_per_second
+        rate = meter.tokens_per_second()
     assert rate == 0.0
 
 
@@ -81,18 +81,11 @@ def item(s: bn.State, word: str) -> None:
 WORDS = [("good",)] * 5 + [("bad",)]
 
 
-class FakeRecord:
-    """The part of a program record that the bar sees."""
-
-    def __init__(self) -> None:
-        self.counters: list[Callable[[ValueFuture[wire.Value]], None]] = []
-
-
 def test_bar_shows_counts_and_rates() -> None:
     out = io.StringIO()
     with bar("item", 2, Console(file=out, force_terminal=True, width=120)) as progress_bar:
         for failed in (False, True):
-            record = FakeRecord()
+            record = SimpleNamespace(counters=[])  # what the bar needs of a ProgramRecord
             progress_bar.begin(record)
             for count in record.counters:
                 count(value(10, 9, 100))
