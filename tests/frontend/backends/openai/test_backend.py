@@ -483,13 +483,14 @@ def test_invalid_answer_is_requested_again(serve: Any, fake: ModuleType) -> None
     assert state.messages() == [{"role": "user", "content": "?"}, {"role": "assistant", "content": '{"x": 1}'}]
 
 
-def test_http_endpoint_uses_the_model_that_the_server_lists(serve: Callable[..., Any]) -> None:
+MODELS = {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
+
+
+def test_http_endpoint_uses_the_model_that_the_server_lists(serve: Callable[..., Any], fake: ModuleType) -> None:
     def answer(path: str, body: Any) -> Any:
         if path == "/v1/models":
-            return {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
-        return {"id": "1", "object": "chat.completion", "created": 0, "model": "served",
-                "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}],
-                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}  # fmt: skip
+            return MODELS
+        return fake.chat("yes")
 
     api, _ = serve(answer)
     for url in (api.url, api.url.removesuffix("/v1"), api.url + "/"):
@@ -509,7 +510,7 @@ def test_http_endpoint_takes_the_completion_api_where_there_is_no_other(
 ) -> None:
     def answer(path: str, body: Any) -> Any:
         if path == "/v1/models":
-            return {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
+            return MODELS
         raise fake.Refusal(404)
 
     api, _ = serve(answer)
@@ -535,7 +536,7 @@ def test_http_endpoint_without_models_raises(serve: Callable[..., Any], fake: Mo
 def test_timeout_of_an_endpoint_holds_for_its_look_ups_together(serve: Callable[..., Any], fake: ModuleType) -> None:
     def answer(path: str, body: Any) -> Any:
         time.sleep(0.4)
-        return {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
+        return MODELS
 
     api, _ = serve(answer)
     with pytest.raises(bn.ConnectFailed, match=r"no answer in time|cannot be reached"):
