@@ -60,18 +60,17 @@ INSTEAD = {
     "adapter": "the adapter's name as the model",
 }
 
-
-ONLY_CHAT = frozenset({"json_schema", "tools", "image", "prefix"})
-"""Features that only chat completions have or need."""
-ONLY_COMPLETIONS = frozenset({"raw", "text", "gen", "unconditional_likelihood_normalized"})
+# Features that one kind of requests has on every server.
+HAS: dict[Kind, frozenset[str]] = {
+    "chat": frozenset({"json_schema", "tools", "image"}),
+    "completion": frozenset({"raw", "text", "gen", "unconditional_likelihood_normalized", "prefix"}),
+}
 
 
 def refusals(kind: Kind) -> frozenset[str]:
     """Returns the names of all features that requests of this kind (for chat completions, or for completions) cannot
     have, unless the server has an extension."""
-    others = ONLY_CHAT - {"prefix"} if kind == "completion" else ONLY_COMPLETIONS
-    both = INSTEAD.keys() - ONLY_CHAT - ONLY_COMPLETIONS
-    return frozenset({*EXTENSIONS, *both, *others} - ({"prefix"} if kind == "completion" else set()))
+    return frozenset(EXTENSIONS.keys() | INSTEAD.keys()) - HAS[kind]
 
 
 def refuse(what: str, kind: Kind) -> NoReturn:
