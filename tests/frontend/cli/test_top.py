@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ from rich.console import Console
 
 from banyan.cli import main as cli
 from banyan.cli import top
-from banyan.runtime import config, launch
 from banyan.runtime.errors import EngineLost, RuntimeLost
 
 
@@ -98,16 +97,3 @@ def test_bad_arguments_and_missing_server_are_errors(tmp_path: Path, capsys: pyt
         with pytest.raises(SystemExit):
             cli.main(["top", "--socket", "s", "--seconds", seconds])
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.timeout(300)
-def test_top_prints_once_for_a_real_server(tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    options = config.make(model=str(tiny_model("llama")), threads=1, kv_memory="8MB", device="cpu")
-    server = launch.start(options, timeout=200)
-    try:
-        assert cli.main(["top", "--socket", str(server.socket), "--once", "--seconds", "0.1"]) == 0
-    finally:
-        server.close()
-    out = capsys.readouterr().out
-    assert "engines started" in out
-    assert "pages: " in out

@@ -1,4 +1,4 @@
-"""`banyan tree` on a real server and on trees that are hard to draw."""
+"""`banyan tree` on a real server, with `banyan top`, and on trees that are hard to draw."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_bad_arguments_and_unwritable_page_are_one_line_errors(
     assert all(line.startswith("banyan: ") for line in capsys.readouterr().err.splitlines())
 
 
-def test_tree_shows_the_shared_prefix_of_a_running_server(
+def test_tree_and_top_show_a_running_server(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
@@ -174,7 +174,11 @@ def test_tree_shows_the_shared_prefix_of_a_running_server(
         out = capsys.readouterr().out
         assert cli.main(["tree", "--socket", socket, "--html", str(tmp_path / "tree.html")]) == 0
         assert cli.main(["tree", "--socket", socket, "--most", "2"]) == 0
+        assert cli.main(["top", "--socket", socket, "--once", "--seconds", "0.1"]) == 0
     assert "the same words" in out
     assert out.count("├─") == 1, "two continuations of one shared prefix"
-    assert "… 2 more" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "… 2 more" in shown
+    assert "engines started" in shown
+    assert "pages: " in shown
     assert "the same words" in (tmp_path / "tree.html").read_text()
