@@ -87,8 +87,6 @@ def test_run_batch_takes_the_options_of_run(mock: bn.Mock) -> None:
         item.run_batch([(1,)], stream=True)
     with pytest.raises(bn.BadProgram, match="on_error"):
         item.run_batch([(1,)], on_error="ignore")  # type: ignore[call-overload]
-    with pytest.raises(bn.BadProgram, match="num_threads"):
-        item.run_batch([(1,)], num_threads=0)
 
 
 def test_straight_programs_are_in_flight_concurrently_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,16 +232,6 @@ def test_bodies_run_in_the_callers_context(mock: bn.Mock) -> None:
 
     USER.set("me")
     assert [state.ret_value for state in current_user.run_batch([()] * 3)] == ["me"] * 3
-
-
-def test_progress_bar_is_written_to_stderr(mock: bn.Mock, capsys: pytest.CaptureFixture[str]) -> None:
-    item.run_batch([(i,) for i in range(7)], progress_bar=True)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "item" in captured.err
-    assert "7/7" in captured.err
-    item.run_batch([(1,)])
-    assert capsys.readouterr().err == ""
 
 
 # ---- order, concurrency and limits -------------------------------------------------------------------------------

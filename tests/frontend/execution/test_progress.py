@@ -130,6 +130,7 @@ def test_every_style_of_batch_shows_a_progress_bar(
         states = list(item.run_batch(WORDS, generator_style=True, ordered=style == "generator", **options))
     assert len(states) == 6
     captured = capsys.readouterr()
+    assert "item" in captured.err
     assert "6/6" in captured.err
     assert "90% cached" in captured.err
     assert "1 failed" in captured.err

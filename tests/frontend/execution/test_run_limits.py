@@ -217,7 +217,13 @@ def test_run_budget_fails_the_run() -> None:
         program.run(backend=backend, opts=bn.Options(budget=14))
 
 
-@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1.0}, {"budget": 0}, {"budget": 1.5}])
+INVALID: list[dict[str, Any]] = [
+    *({"timeout": 0}, {"timeout": -1.0}, {"budget": 0}, {"budget": 1.5}),
+    *({"priority": 101}, {"priority": -101}, {"priority": 1.5}, {"deadline": 0.0}),
+]
+
+
+@pytest.mark.parametrize("options", INVALID, ids=str)
 def test_invalid_limits_are_refused(mock: bn.Mock, options: dict[str, Any]) -> None:
     with pytest.raises(bn.BadProgram, match="bad option"):
         bn.gen("a", **options)

@@ -68,13 +68,6 @@ def test_batch_deadline_applies_to_all_its_runs() -> None:
     assert len(mock.limits) == 2
 
 
-@pytest.mark.parametrize("options", [{"priority": 101}, {"priority": -101}, {"priority": 1.5}, {"deadline": 0.0}])
-def test_invalid_priority_or_deadline_is_refused(mock: bn.Mock, options: dict[str, Any]) -> None:
-    for use_options in (lambda: bn.gen("a", **options), lambda: single_gen.run(opts=bn.Options(**options), **options)):
-        with pytest.raises(bn.BadProgram, match="bad option"):
-            use_options()
-
-
 def test_openai_backend_has_no_priority_or_deadline() -> None:
     pytest.importorskip("openai")
     api = bn.OpenAI("m", base_url="http://localhost:9/v1", api_key="none")
