@@ -61,9 +61,9 @@ class AsyncBatch:
             raise BadProgram("this batch was used already: await it once, or iterate once; call run_batch_async again")
         self._is_used = True
         process = os.getpid()
-        limits = Limits("batch", *self._plan.limits)
+        limits = self._plan.limits()
         queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
-        with self._plan.progress_bar() as self._bar:
+        with self._plan.bar as self._bar:
             tasks = [
                 asyncio.create_task(self._work(limits, queue)) for _ in range(min(self._plan.n, self._plan.n_running))
             ]

@@ -34,28 +34,26 @@ OnError = Literal["raise", "return"]
 
 class BatchPlan(NamedTuple):
     """What a batch runs. start(i, limits): creates the run of item i. concurrency: the most programs at once; None:
-    MAX_IN_FLIGHT. limits: the arguments of Limits. title: the title of the progress bar on stderr; None: no bar.
-    bar: a bar that is already shown and is used instead."""
+    MAX_IN_FLIGHT. limits: starts the limits of the batch. bar: gives the progress bar, if there is one, to the block in
+    which the batch runs."""
 
     n: int
     start: Callable[[int, Limits], ProgramRun[Any]]
     concurrency: int | None
-    limits: tuple[Any, ...]
-    title: str | None
-    bar: Bar | None = None
+    limits: Callable[[], Limits]
+    bar: AbstractContextManager[Bar | None]
 
     @property
     def n_running(self) -> int:
         """The largest number of programs that run at once."""
         return MAX_IN_FLIGHT if self.concurrency is None else self.concurrency
 
-    def progress_bar(self) -> AbstractContextManager[Bar | None]:
-        """Show the progress bar while the block runs."""
-        return nullcontext(self.bar) if self.title is None else bar(self.title, self.n)
 
-
-def bar(title: str, n: int | None) -> AbstractContextManager[Bar]:
-    """A progress bar on stderr; n: the number of runs, if it is known."""
+def bar(title: str | None, n: int | None) -> AbstractContextManager[Bar | None]:
+    """Shows a progress bar on stderr while the block runs. title: its title; None: no bar. n: the number of runs, if it
+    is known."""
+    if title is None:
+        return nullcontext()
     from banyan.execution import progress  # lazily: it imports rich
 
     return progress.bar(title, n)
@@ -85,8 +83,8 @@ class BatchRun:
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
         """Yields finished states; if `ordered`, in the order of items. Closing the iterator stops the other runs."""
-        with closing(self), self._plan.progress_bar() as self._bar:
-            self._limits = Limits("batch", *self._plan.limits)
+        with closing(self), self._plan.bar as self._bar:
+            self._limits = self._plan.limits()
             self._start_thread(self._start_workers, "banyan-batch")
             finished: dict[int, State] = {}
             n_yielded = 0

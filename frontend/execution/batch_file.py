@@ -14,7 +14,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import count, islice
@@ -345,19 +345,18 @@ def _result(value: Any) -> Any:
 def run_to_file(
     items: Iterable[Any],
     file: BatchFile,
-    arrange: Callable[[dict[int, Any]], Any],
-    start: Callable[[Any, bool, Bar | None], BatchRun],
+    start: Callable[[dict[int, Any], Bar | None], BatchRun],
     title: str | None,
     on_error: OnError,
 ) -> BatchFile:
     """Run the items that the file has no record of, CHUNK at a time, so that memory does not grow with their number.
 
-    arrange: turns {index: item} into what `start` takes. start: makes a BatchRun, as in `Program.run_batch`.
-    title: the title of the progress bar; None: no bar. BatchError: items failed; RuntimeLost: the server is gone. If
-    `items` raises, its error is raised once the items before it have been run.
+    start: makes a BatchRun of {index: item}; its runs are counted in the bar, if one is shown. title: the title of the
+    progress bar; None: no bar. BatchError: items failed; RuntimeLost: the server is gone. If `items` raises, its error
+    is raised once the items before it have been run.
     """
     total = len(items) if isinstance(items, Sized) else None
-    with closing(file), nullcontext() if title is None else bar(title, total) as shown:
+    with closing(file), bar(title, total) as shown:
         if shown is not None:
             shown.skip(file.n_done)
         if total is not None:
@@ -367,8 +366,8 @@ def run_to_file(
         digested = ((i, item, file.digest(item)) for item, i in numbered)
         left = ((i, (item, digest)) for i, item, digest in digested if not file.has(i, digest))
         while chunk := dict(islice(left, CHUNK)):
-            arguments = arrange({i: item for i, (item, _) in chunk.items()})
-            for state in start(arguments, False, shown).results("return", ordered=False):
+            run = start({i: item for i, (item, _) in chunk.items()}, shown)
+            for state in run.results("return", ordered=False):
                 assert state.index is not None
                 if (error := state.error()) is None:
                     try:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import (
@@ -26,7 +27,7 @@ from msgspec import structs
 
 from banyan.backends.base import Backend
 from banyan.backends.default import find
-from banyan.execution.batch import BatchPlan, BatchRun, OnError
+from banyan.execution.batch import BatchPlan, BatchRun, OnError, bar
 from banyan.execution.batch_file import BatchFile, run_to_file
 from banyan.execution.program_record import abandon
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
@@ -255,8 +256,10 @@ class Program(Typed[Args, R_co]):
             raise BadProgram(f"num_threads is {num_threads!r}; it must be an int of at least 1, or 'auto'")
         limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
 
-        def start(items: _Items, has_bar: bool, shown: Bar | None = None) -> BatchRun:
-            plan = self._plan_batch(State, items, has_bar, on_error, concurrency, limits)._replace(bar=shown)
+        options, title = self._batch_options(opts, kwargs), self.name if progress_bar else None
+
+        def start(items: Mapping[int, Any], shown: AbstractContextManager[Bar | None]) -> BatchRun:
+            plan = self._plan_batch(State, self._indexed(options, items), shown, on_error, concurrency, limits)
             return BatchRun(plan, min(64, plan.n) if num_threads == "auto" else num_threads)
 
         if checkpoint is not None:
@@ -264,11 +267,10 @@ class Program(Typed[Args, R_co]):
                 raise Unsupported(f"{given[0]}: another process may continue a batch with a checkpoint; leave it out")
             if generator_style or not ordered:
                 raise Unsupported("a batch with a checkpoint returns records; leave out generator_style and ordered")
-            title, options = self.name if progress_bar else None, self._batch_options(opts, kwargs)
-            indexed = partial(self._indexed, options)
             file = BatchFile(checkpoint, (self.name, self._bound))
-            return run_to_file(batch_kwargs, file, indexed, start, title, on_error)
-        batch = start(self._items(batch_kwargs, opts, kwargs), progress_bar)
+            return run_to_file(batch_kwargs, file, lambda items, bar: start(items, nullcontext(bar)), title, on_error)
+        items = dict(enumerate(batch_kwargs))
+        batch = start(items, bar(title, len(items)))
         return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
 
     def run_batch_async(
@@ -293,9 +295,10 @@ class Program(Typed[Args, R_co]):
 
         if only := [name for name in ("checkpoint", "generator_style", "num_threads") if name in kwargs]:
             raise TypeError(f"run_batch_async has no option {only[0]!r}; run_batch of a `def` program has it")
-        items = self._items(batch_kwargs, opts, kwargs)
+        items = self._indexed(self._batch_options(opts, kwargs), dict(enumerate(batch_kwargs)))
+        shown = bar(self.name if progress_bar else None, len(items.arguments))
         limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
-        plan = self._plan_batch(self._state_class, items, progress_bar, on_error, concurrency, limits)
+        plan = self._plan_batch(self._state_class, items, shown, on_error, concurrency, limits)
         return AsyncBatch(plan, on_error, ordered)
 
     @typed_run
@@ -417,9 +420,6 @@ class Program(Typed[Args, R_co]):
             raise TypeError(f"item {i} of the batch: {e}") from None
         raise TypeError(f"item {i} of the batch is a {type(item).__name__}; it must be a dict or a tuple of arguments")
 
-    def _items(self, batch_kwargs: Iterable[Any], opts: Options | None, kwargs: Mapping[str, Any]) -> _Items:
-        return self._indexed(self._batch_options(opts, kwargs), dict(enumerate(batch_kwargs)))
-
     def _indexed(self, options: Options, items: Mapping[int, Any]) -> _Items:
         """Bind the arguments of each batch item to the parameters, and return the runs of the batch. items: index in
         the batch -> arguments, a dict or tuple."""
@@ -439,7 +439,7 @@ class Program(Typed[Args, R_co]):
         self,
         state_class: type[State] | type[AsyncState],
         items: _Items,
-        has_bar: bool,
+        shown: AbstractContextManager[Bar | None],
         on_error: str,
         concurrency: int | None,
         limits: dict[str, Any],
@@ -449,8 +449,8 @@ class Program(Typed[Args, R_co]):
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
             raise BadProgram(f"concurrency is {concurrency!r}; it must be an int of at least 1")
         make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if a limit is bad
-        title, start = self.name if has_bar else None, partial(self._begin, state_class, items)
-        return BatchPlan(len(items.arguments), start, concurrency, tuple(limits.values()), title)
+        start, limit = partial(self._begin, state_class, items), partial(Limits, "batch", **limits)
+        return BatchPlan(len(items.arguments), start, concurrency, limit, shown)
 
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         """The body with all arguments bound except the state; Compiled overrides it."""
