@@ -153,6 +153,8 @@ class _Question:
         self.round = 0
         self.attempt: _RecordedAttempt | None = None
         self.value: wire.Value | BaseException | None = None
+        self.is_settled = False
+        """Whether the value was written, as well as those that waited for it."""
         self.spent = wire.TokenUsage()  # usage of the rounds that were written
         self.called: wire.Called | None = None  # an output that the user's process is checking
         self.results: tuple[str, ...] = ()
@@ -249,7 +251,7 @@ class _RecordedProgram(LocalReader, ProgramObserver):
     def settle(self) -> None:
         """Wait until all gens and selects so far are answered and written."""
         with self._answered:
-            self._answered.wait_for(lambda: all(one.value is not None for one in self._questions.values()))
+            self._answered.wait_for(lambda: all(one.is_settled for one in self._questions.values()))
 
     # ---- what the executor calls -----------------------------------------------------------------------------------
 
@@ -320,13 +322,15 @@ class _RecordedProgram(LocalReader, ProgramObserver):
 
     def _take(self, ref: int, future: ValueFuture[wire.Value]) -> None:
         question = self._questions[ref]
-        value = future.exception() or future.result()
-        with self._answered:
-            question.value = value
-        if question.entry is not None:
-            self._finish(question)
-        with self._answered:
-            self._answered.notify_all()
+        with self._lock:
+            question.value = future.exception() or future.result()
+        try:
+            if question.entry is not None:
+                self._finish(question)
+        finally:
+            with self._answered:
+                question.is_settled = True
+                self._answered.notify_all()
 
     def _finish(self, question: _Question) -> None:
         """Write the entry of the last round. A gen that failed because an earlier value failed has no entry: the

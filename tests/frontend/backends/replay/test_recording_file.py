@@ -7,6 +7,7 @@ import json
 import math
 import re
 import resource
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 from tiny_images import png
 
 import banyan as bn
+from banyan.backends.replay.record import _RecordedProgram
 from banyan.runtime.errors import Unsupported
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
@@ -294,6 +296,28 @@ def test_record_block_waits_for_pending_gens(path: Path) -> None:
         state = program.run(backend=recorder)
     assert state["a"] == ["yes", "yes"]
     assert program.run(backend=bn.Replay(path))["a"] == ["yes", "yes"]
+
+
+def test_record_block_waits_for_entries_that_are_being_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Threaded(bn.Mock):
+        def start(self, job: Any) -> None:
+            threading.Thread(target=super().start, args=(job,)).start()
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += ["P" + bn.gen("a"), "Q" + bn.gen("b")]
+        forks.join()
+
+    def finish_late(program: Any, question: Any) -> None:
+        time.sleep(0.2)
+        finish(program, question)
+
+    finish = _RecordedProgram._finish
+    monkeypatch.setattr(_RecordedProgram, "_finish", finish_late)
+    with bn.Record(Threaded("x"), path) as recorder:
+        program.run(backend=recorder).sync()
+    assert sorted(bn.Replay(path).unused) == [("program", "a"), ("program", "b")]
 
 
 def test_record_block_does_not_wait_after_an_exception(path: Path) -> None:
