@@ -37,7 +37,7 @@ class AsyncBatch:
             found = {i: state async for i, state in finished}
         states = [found[i] for i in range(self._plan.n)]
         if self._on_error == "raise":
-            check(dict(sorted(self._errors.items())), states)
+            check(dict(sorted(self._errors.items())), len(states), states)
         return states
 
     async def __aiter__(self) -> AsyncIterator[AsyncState]:

@@ -78,7 +78,7 @@ class BatchRun:
         states = list(self.results("return", ordered=True))
         if on_error == "raise":
             failed = {i: error for i, state in enumerate(states) if (error := state.error()) is not None}
-            check({i: with_state(error, states[i]) for i, error in failed.items()}, states)
+            check({i: with_state(error, states[i]) for i, error in failed.items()}, len(states), states)
         return states
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
@@ -193,9 +193,10 @@ class BatchRun:
         run.record.when_settled(settled)
 
 
-def check(errors: dict[int, BaseException], results: Sequence[Any]) -> None:
-    """Raise BatchError if there are errors. errors: index of the item -> its error. results: all states, in order."""
+def check(errors: dict[int, BaseException], n: int, results: Sequence[Any], advice: str = "") -> None:
+    """Raise BatchError if there are errors. errors: index of the item -> its error. n: the number of items. results:
+    their states or records, in order. advice: a part of the message."""
     if errors:
         i, first = next(iter(errors.items()))
-        message = f"{len(errors)} of {len(results)} items failed; the first is item {i}: {first}"
+        message = f"{len(errors)} of {n} items failed; {advice}the first is item {i}: {first}"
         raise BatchError(message, errors=errors, results=results) from first

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, overload
 
 import msgspec
 
-from banyan.execution.batch import BatchRun, OnError, bar
+from banyan.execution.batch import BatchRun, OnError, bar, check
 from banyan.lang.json_types import plain
 from banyan.lang.lazy_value import JoinedValues, LazyValue, read
 from banyan.lang.state import State
@@ -32,7 +32,6 @@ from banyan.lang.state_base import with_state
 from banyan.runtime.errors import (
     BadProgram,
     BanyanError,
-    BatchError,
     ConfigError,
     ProgramError,
     RuntimeLost,
@@ -384,11 +383,6 @@ def run_to_file(
             raise broken[0]
         file.n_items = next(numbers)
         file.check_number(file.n_items)
-    if file.errors and on_error == "raise":
-        i, first = next(iter(file.errors.items()))
-        message = (
-            f"{len(file.errors)} of {file.n_items} items failed; run the batch again to repeat only these. "
-            f"The first is item {i}: {first}"
-        )
-        raise BatchError(message, errors=file.errors, results=file) from first
+    if on_error == "raise":
+        check(file.errors, file.n_items, file, "run the batch again to repeat only these; ")
     return file
