@@ -105,11 +105,18 @@ class Limits:
 def begin(record: LimitedRecord, options: Options, batch: Limits | None = None) -> Alarm | None:
     """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout; None: no timeout.
     record.budgets, record.ends: those of the run that calls this one; those of this run are added."""
-    own = Limits("run", options.timeout, options.budget, options.deadline)
-    limits = [own] if batch is None else [own, batch]
-    record.budgets = (*record.budgets, *(one.budget for one in limits if one.budget is not None))
-    record.ends = (*record.ends, *(one.end for one in limits if one.end is not None))
-    dues = [one.due for one in limits if one.due is not None]
+    own = options.timeout, options.budget, options.deadline
+    limits = [] if own == (None, None, None) else [Limits("run", *own)]
+    if batch is not None:
+        limits.append(batch)
+    dues: list[float] = []
+    for one in limits:
+        if one.budget is not None:
+            record.budgets = (*record.budgets, one.budget)
+        if one.end is not None:
+            record.ends = (*record.ends, one.end)
+        if one.due is not None:
+            dues.append(one.due)
     if not (record.budgets or record.ends or dues or options.priority or options.durable):
         return None
     now = time.monotonic()
