@@ -221,16 +221,15 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
     assert isinstance(op, wire.Select)
     if kind == "chat":
         return _generated_choice(op, outcome(responses[0], kind))
-    logprobs = _logprobs_behind(responses[0], len(job.text))
-    if len(logprobs) != len(op.choices) or not all(logprobs):
+    logprobs, *alone = [_logprobs_behind(one, 0 if k else len(job.text)) for k, one in enumerate(responses)]
+    if any(len(found) != len(op.choices) or not all(found) for found in (logprobs, *alone)):
         raise ProgramError("the API gave no log-probabilities of the prompt (echo), without which it cannot select")
-    without: list[list[float]] = []
-    if len(responses) > 1:
-        # Without the prompt a choice may be split into other tokens. Then each token gets the mean.
-        without = [
-            one if len(one) == len(given) else [sum(one) / len(one)] * len(given)
-            for one, given in zip(_logprobs_behind(responses[1], 0), logprobs, strict=True)
-        ]
+    # Without the prompt a choice may be split into other tokens. Then each token gets the mean.
+    without = [
+        one if len(one) == len(given) else [sum(one) / len(one)] * len(given)
+        for found in alone
+        for one, given in zip(found, logprobs, strict=True)
+    ]
     rng = Random(op.seed) if op.temperature else None
     choice = decide(op.method, logprobs, without, op.temperature, rng)
     usages = [_usage(response.usage) for response in responses]

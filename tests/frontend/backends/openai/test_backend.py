@@ -405,6 +405,14 @@ def test_select_without_logprobs_raises(serve: Any, fake: ModuleType) -> None:
     with pytest.raises(bn.ProgramError, match="no log-probabilities of the prompt"):
         choose.run(backend=backend)["c"]
 
+    def answer(path: str, body: Any) -> Any:
+        scored = [fake.scored(p, LOGPROBS.__getitem__) for p in body["prompt"] if p.startswith("The")]
+        return fake.completion(*body["prompt"], logprobs=scored or None)
+
+    _, backend = serve(answer, is_chat_model=False)
+    with pytest.raises(bn.ProgramError, match="no log-probabilities of the prompt"):
+        choose.run(bn.unconditional_likelihood_normalized, backend=backend)["c"]
+
 
 def test_chat_model_selects_with_a_schema(serve: Any, fake: ModuleType) -> None:
     answers = ['{"choice": "no"}', '{"choice": "maybe"}', "yes"]
