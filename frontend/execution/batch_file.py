@@ -284,13 +284,13 @@ def _in_digest(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """The pixels of a PIL image, or the items of an array of numpy or torch: their text leaves these out. None for any
-    other value."""
+    """A hash of the pixels of a PIL image or of the items of an array, or the items: the text leaves them out. None for
+    any other value."""
     kind = type(value)
     if not getattr(value, "ndim", 1):  # a number, whose text is complete
         return None
     if hasattr(kind, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):
-        return value.tobytes()
+        return blake2b(value.tobytes(), digest_size=16).hexdigest()
     return value.tolist() if hasattr(kind, "tolist") else None  # of Python objects, `tobytes` has the addresses
 
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import banyan as bn
-from banyan.execution.program_record import ProgramRecord
+from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.lang.lazy_value import LazyValue
 from banyan.lang.sampling import Options
 from banyan.runtime.protocol import wire
@@ -30,8 +30,8 @@ def test_adjacent_text_is_one_op(mock: bn.Mock) -> None:
     assert mock.submits == [(wire.Fork(0, (1,)), *appended)]
 
 
-def test_dropping_an_idle_state_sends_no_message(mock: bn.Mock) -> None:
-    record = ProgramRecord("p", mock, Options())
+def drop_a_branch(record: ProgramRecord) -> StateHandle:
+    """Fork a state, run a gen in the branch, and drop the branch. Returns the handle of the state."""
     a, b = record.new_handle(), record.new_handle()
     record.add(wire.Fork(0, (1,)))
     ref = LazyValue(record, b, None)
@@ -39,6 +39,12 @@ def test_dropping_an_idle_state_sends_no_message(mock: bn.Mock) -> None:
     record.flush()
     del b, ref
     record.flush()
+    return a
+
+
+def test_dropping_an_idle_state_sends_no_message(mock: bn.Mock) -> None:
+    record = ProgramRecord("p", mock, Options())
+    a = drop_a_branch(record)
     assert len(mock.submits) == 1
     record.add_text(a.number, ["x"])
     record.flush()
@@ -119,13 +125,6 @@ def test_dropping_a_running_state_is_sent_immediately() -> None:
             return program
 
     silent = SilentMock()
-    record = ProgramRecord("p", silent, Options())
-    a, b = record.new_handle(), record.new_handle()
-    record.add(wire.Fork(0, (1,)))
-    ref = LazyValue(record, b, None)
-    record.add(wire.Gen(1, ref.number))
-    record.flush()
-    del b, ref
-    record.flush()
+    a = drop_a_branch(ProgramRecord("p", silent, Options()))
     assert silent.submits[1:] == [(wire.Drop(1),)]
     assert a.number == 0
