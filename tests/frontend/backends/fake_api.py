@@ -121,31 +121,27 @@ class _Handler(BaseHTTPRequestHandler):
 
 def chat(*texts: str, finish: str = "stop", usage: Body | None = None, **message: Any) -> Body:
     """A chat completion."""
-    return {
-        "id": "1",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "m",
-        "choices": [
-            {"index": i, "finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}
-            for i, text in enumerate(texts)
-        ],
-        "usage": usage or {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11},
-    }
+    messages = [{"role": "assistant", "content": text, **message} for text in texts]
+    choices = [{"finish_reason": finish, "message": one} for one in messages]
+    return _response("chat.completion", choices, usage or {"prompt_tokens": 9, "completion_tokens": 2})
 
 
 def completion(*texts: str, logprobs: list[Any] | None = None) -> Body:
     """A completion."""
+    pairs = zip(texts, logprobs or [None] * len(texts), strict=True)
+    choices = [{"finish_reason": "length", "text": text, "logprobs": one} for text, one in pairs]
+    return _response("text_completion", choices, {"prompt_tokens": 5, "completion_tokens": 3})
+
+
+def _response(kind: str, choices: list[Body], usage: Body) -> Body:
+    total = usage["prompt_tokens"] + usage["completion_tokens"]
     return {
         "id": "1",
-        "object": "text_completion",
+        "object": kind,
         "created": 0,
         "model": "m",
-        "choices": [
-            {"index": i, "finish_reason": "length", "text": text, "logprobs": logprobs[i] if logprobs else None}
-            for i, text in enumerate(texts)
-        ],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+        "choices": [{"index": i, **choice} for i, choice in enumerate(choices)],
+        "usage": {"total_tokens": total, **usage},
     }
 
 
