@@ -150,7 +150,8 @@ class BodyCounter:
         ends = [found.end() for found in _END_OF_EVENT.finditer(seen)]
         if ends:
             self._n_event_lines = 0
-        self._n_event_lines += sum(seen.count(end, ends[-1] if ends else 0) for end in (b"\n", b"\r"))
+        start = max([len(self._last), *ends])  # what was counted before, or belongs to an earlier event
+        self._n_event_lines += sum(seen.count(end, start) for end in (b"\n", b"\r"))
         self._last = seen[-3:]
         self.is_done = self.is_done or _END_OF_STREAM.search(self._tail + data) is not None
         self._tail = (self._tail + data)[-12:]

@@ -240,6 +240,7 @@ def test_limits_follow_the_request() -> None:
 
 def test_lines_and_events_may_arrive_in_any_pieces() -> None:
     data = (b"data: 1\r\n\r\n" + b"data: 2\n\n" + b"data: 3\r\r") * MAX_EVENT_LINES
+    data += b"data: 4\r\n" * MAX_EVENT_LINES
     for n in (1, 3, 1 << 16):
         counter = BodyCounter(AnswerLimits(n_line=16))
         for i in range(0, len(data), n):
