@@ -520,23 +520,17 @@ class Ping(Wire, frozen=True):
 # ---- how the server takes client messages apart --------------------------------------------------------------------
 
 
-class SlicedSubmit(Wire, frozen=True, tag="submit"):
+class SlicedSubmit(Submit, frozen=True, tag="submit"):
     """A Submit as the server receives it: its ops are encoded bytes. The server decodes each op when the op is about to
     run."""
 
-    program: Number
-    seq: Number
-    ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]
-    last: bool = False
-    name: Name = ""
-    limits: ProgramLimits | None = None
+    ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]  # type: ignore[assignment]
 
 
-class SlicedDefine(Wire, frozen=True, tag="define"):
+class SlicedDefine(Define, frozen=True, tag="define"):
     """A Define as the server receives it: its ops are encoded bytes, which the server decodes later."""
 
-    template: Number
-    ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]
+    ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]  # type: ignore[assignment]
 
 
 class OpSource(msgspec.Struct, frozen=True):
