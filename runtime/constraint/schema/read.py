@@ -109,7 +109,7 @@ class Document:
         own = schema.get("$id")
         if self._draft <= 7 and isinstance(own, str) and own.startswith("#"):  # how earlier drafts wrote an anchor
             self._anchors[f"{base}{own}"] = place
-        for below in _below(schema, place.path, base, (*NAMED, *DEFS)):
+        for _, _, below in _below(schema, place.path, base, (*NAMED, *DEFS)):
             self._index(below)
 
     def _find(self, ref: str, base: str, path: str) -> _SchemaLocation:
@@ -190,15 +190,14 @@ class Document:
                 self.is_partial = True
             elif key in schema:
                 out |= _plain(key, schema[key], f"{place.path}/{key}")
-        for below in _below(schema, place.path, base, NAMED):
-            key, *rest = below.path.removeprefix(place.path).lstrip("/").split("/", 1)
+        for key, name, below in _below(schema, place.path, base, NAMED):
             value = self._read(below)
             if key in ONE:
                 out[key] = value
             elif key in MANY:
                 out.setdefault(key, []).append(value)
-            elif key in NAMED:
-                out.setdefault(key, {})[rest[0].replace("~1", "/").replace("~0", "~")] = value
+            else:
+                out.setdefault(key, {})[name] = value
         if names and "properties" in out:  # so that the schema's own properties are written first
             out.setdefault("allOf", []).append({"$ref": out.pop("$ref")})
         for name in names[1:]:
@@ -246,20 +245,23 @@ def _join(base: str, ref: str) -> str:
     return base + ref if ref.startswith("#") else urljoin(base, ref)  # urljoin would lose a URN
 
 
-def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_SchemaLocation]:
-    """Yield the direct subschemas of a schema: the values of the keywords ONE, MANY and `named`. named: keywords whose
-    value is an object of schemas. path, base: JSON pointer of the schema, and base address of its references."""
+def _below(
+    schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]
+) -> Iterator[tuple[str, str, _SchemaLocation]]:
+    """Yield (keyword, name, location) of each direct subschema of a schema: of the values of the keywords ONE, MANY and
+    `named`. The name is "" for the keywords ONE and MANY. named: keywords whose value is an object of schemas. path,
+    base: JSON pointer of the schema, and base address of its references."""
     for key in named:
         value = schema.get(key)
         for name, one in (value if isinstance(value, dict) else {}).items():
-            yield _SchemaLocation(one, base, f"{path}/{key}/{name.replace('~', '~0').replace('/', '~1')}")
+            yield key, name, _SchemaLocation(one, base, f"{path}/{key}/{name.replace('~', '~0').replace('/', '~1')}")
     for key in ONE:
         if key in schema:
-            yield _SchemaLocation(schema[key], base, f"{path}/{key}")
+            yield key, "", _SchemaLocation(schema[key], base, f"{path}/{key}")
     for key in MANY:
         value = schema.get(key)
         for i, one in enumerate(value if isinstance(value, list) else ()):
-            yield _SchemaLocation(one, base, f"{path}/{key}/{i}")
+            yield key, "", _SchemaLocation(one, base, f"{path}/{key}/{i}")
 
 
 def _refs(schema: Any) -> set[str]:

@@ -24,6 +24,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from random import Random
@@ -331,21 +332,9 @@ def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str)
 def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> CompiledConstraint:
     """Compile a constraint on a thread whose stack is as large as in the engine, so that deep nesting fails here if it
     would fail there. Returns the compiled constraint, or raises what the compiler raises."""
-    results: list[CompiledConstraint | Exception] = []
-
-    def work() -> None:
-        try:
-            results.append(build(spec, vocabulary))
-        except Exception as e:
-            results.append(e)
-
     threading.stack_size(STACK)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if isinstance(results[0], Exception):
-        raise results[0]
-    return results[0]
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(build, spec, vocabulary).result()
 
 
 def _walk(compiled: CompiledConstraint, vocabulary: Vocabulary) -> None:

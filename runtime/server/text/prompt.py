@@ -97,13 +97,6 @@ GAP = 500
 of the text."""
 
 
-def _atom(piece: Piece | Atom) -> Atom:
-    """Return the piece unchanged, as an Atom for the type checker. It must not be a piece that begins or ends a
-    turn."""
-    assert not isinstance(piece, TurnStart | TurnEnd)
-    return piece
-
-
 class TokenRun(NamedTuple):
     """Consecutive tokens of a prompt: int32 ids, and their text. is_generated: whether they are the output of a gen.
     image: if the tokens are rows of an image, these rows."""
@@ -569,7 +562,8 @@ def _alone(pieces: Iterable[Piece | Atom]) -> list[Atom]:
             before, behind = piece.around
             found += [TextSpan(before, meant=True), piece, TextSpan(behind, meant=True)]
         else:
-            found.append(_atom(piece))
+            assert not isinstance(piece, TurnStart | TurnEnd)
+            found.append(piece)
     return found
 
 
