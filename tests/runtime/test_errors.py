@@ -70,10 +70,6 @@ def test_errors_derive_from_builtin_exceptions(cls: type[BanyanError], builtin: 
     assert str(error) == "words"
 
 
-def test_program_error_without_a_location_is_its_message() -> None:
-    assert str(ProgramError("words")) == "words"
-
-
 INVALID_TOKENIZER = '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}, "model": {"type": "BPE"}}'
 
 

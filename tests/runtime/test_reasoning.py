@@ -73,4 +73,3 @@ def test_result_does_not_depend_on_chunking(
     assert (thoughts.reasoning, shown) == split_whole(text, markers, is_open)
     assert thought + thoughts.new_reasoning() == thoughts.reasoning
     assert text[thoughts.content_start :][: thoughts.n_content] == shown
-    assert text[thoughts.content_start :][: thoughts.n_content] == shown

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import os
@@ -137,20 +136,6 @@ def test_programs_can_be_submitted_from_any_thread(join: Join) -> None:
     for thread in threads:
         thread.join(30)
     assert texts == ["b"] * 80
-
-
-def test_futures_can_be_awaited_from_asyncio(join: Join) -> None:
-    c = join(say={"a": "b"})
-
-    async def run_one() -> str:
-        program = c.program()
-        ask(program, "a")
-        return (await asyncio.to_thread(program.future(0).result)).samples[0].text
-
-    async def run_many() -> list[str]:
-        return await asyncio.wait_for(asyncio.gather(*(run_one() for _ in range(20))), 20)
-
-    assert asyncio.run(run_many()) == ["b"] * 20
 
 
 def test_connections_to_one_socket_share_a_client(serve: Serve) -> None:

@@ -217,14 +217,3 @@ def test_exceeding_a_limit_raises_with_its_numbers(
 
         with pytest.raises(client.BanyanError, match=error):
             run()
-
-
-@pytest.mark.parametrize("option", in_short(["max_programs"], ["max_programs", "max_width", "max_program"]))
-def test_limits_come_from_the_config(serve: Callable[..., launch.ServerProcess], option: str) -> None:
-    server = serve(options={option: 2})
-    with contextlib.closing(client.connect(server.socket)) as c:
-        programs = [c.program(str(k)) for k in range(3)]
-        for program in programs:
-            program.submit([wire.Append(0, ("a",)), wire.Fork(0, (1, 2, 3)), wire.Read(0, 0)])
-        with pytest.raises(client.BanyanError, match=option):
-            programs[2].future(0).result(30)

@@ -273,17 +273,7 @@ def test_public_key_never_starts_like_a_command_line_option(tmp_path: Path, monk
 def test_command_line_connects_with_token_and_key(tcp_server: TcpServer, tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text(f"# a comment\nbob-{TOKEN}\n")
-    argv = [
-        sys.executable,
-        "-m",
-        "banyan",
-        "top",
-        "--once",
-        "--seconds",
-        "0.1",
-        "--socket",
-        tcp_server.address,
-    ]
+    argv = [sys.executable, "-m", "banyan", "top", "--once", "--seconds", "0.1", "--socket", tcp_server.address]
     argv += ["--token-file", str(token_file), "--server-key", tcp_server.key]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

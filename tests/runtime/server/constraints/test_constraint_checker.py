@@ -62,15 +62,11 @@ class CheckerDriver:
     def __init__(self, words: Tokenizer, path: Path, seconds: float = TIME_LIMIT, engine: str = "llguidance") -> None:
         self.now = 0.0
         self.context: zmq.Context[Any] = zmq.Context()
-        self.n_changes = 0
         self.checker = ConstraintChecker(
             self.context, path, words.vocabulary(), len(words.spelling),
-            max_bytes=64 << 10, seconds=seconds, engine=engine, on_sockets_changed=self._changed,
+            max_bytes=64 << 10, seconds=seconds, engine=engine, on_sockets_changed=lambda: None,
             clock=lambda: self.now,
         )  # fmt: skip
-
-    def _changed(self) -> None:
-        self.n_changes += 1
 
     def ask(self, *specs: ConstraintSpec, owner: int = 0) -> list[Verdict]:
         """The verdicts on all specs, checked concurrently."""
@@ -103,13 +99,9 @@ class CheckerDriver:
 def shared(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckerDriver]:
     """A driver for costly constraints. Its children keep their priority: on a busy machine, one with low priority would
     need more than TIME_LIMIT."""
-    yield from patient_driver(words, tmp_path_factory.mktemp("d") / "s")
-
-
-def patient_driver(words: Tokenizer, path: Path) -> Iterator[CheckerDriver]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", PATIENT_PREFLIGHT))
-        driver = CheckerDriver(words, path)
+        driver = CheckerDriver(words, tmp_path_factory.mktemp("d") / "s")
         driver.ask(ConstraintSpec("regex", "warm"))
     yield driver
     driver.close()
@@ -179,7 +171,9 @@ def test_accepted_constraint_is_normalised(shared: CheckerDriver) -> None:
     assert json.loads(verdict.text) == {"type": "integer"}
     assert (verdict.style, verdict.after, verdict.end) == ("compact", ("a",), "b")
     assert shared.ask(ConstraintSpec("choices", '["b", "a", "b"]')) == [ConstraintSpec("choices", '["b", "a"]')]
-    assert shared.ask(ConstraintSpec("regex", "[a]")) == [ConstraintSpec("regex", "[a]")]
+    for engine in ("", "outlines_core"):
+        named = ConstraintSpec("regex", "[a]", engine=engine)
+        assert shared.ask(named) == [named]
 
 
 @pytest.mark.parametrize(
@@ -190,6 +184,7 @@ def test_accepted_constraint_is_normalised(shared: CheckerDriver) -> None:
         (ConstraintSpec("json_schema", '{"type": }'), "constraint_syntax", "Expecting value (line 1, column 10)"),
         (ConstraintSpec("json_schema", '{"minimum": NaN}'), "constraint_syntax", "it contains NaN"),
         (ConstraintSpec("json_schema", '{"multipleOf": 1e999}'), "constraint_too_large", "contains 1e999, which is"),
+        (ConstraintSpec("json_schema", '{}},{"lark_grammar":"start: /.*/"'), "constraint_syntax", "Extra data"),
         (ConstraintSpec("json_schema", "3"), "constraint_syntax", "an object, or true or false"),
         (schema({"type": "objekt"}), "constraint_syntax", "'objekt' is not a type at /type"),
         (schema({"items": {"contains": {"const": 1}}}), "constraint_unsupported", '"contains"'),
@@ -212,7 +207,8 @@ def test_accepted_constraint_is_normalised(shared: CheckerDriver) -> None:
         (ConstraintSpec("regex", "a", after=("x" * 300,)), "constraint_too_large", "the limit is 256"),
         (ConstraintSpec("regex", "a", end="x" * 2000), "constraint_too_large", "the limit is 1024"),
         (ConstraintSpec("regex", "a", after=("",)), "constraint_syntax", "empty"),
-        (ConstraintSpec("regex", "a", scope="may"), "constraint_syntax", "needs a trigger"),
+        (ConstraintSpec("regex", "a", scope="may"), "constraint_syntax", 'scope "may" needs a trigger'),
+        (schema({}, engine="outlines_core"), "constraint_unsupported", "regexes and choices only"),
     ],
 )  # fmt: skip
 def test_invalid_constraint_is_refused_with_its_code_and_message(
@@ -223,12 +219,6 @@ def test_invalid_constraint_is_refused_with_its_code_and_message(
     assert verdict.code == code
     assert message in verdict.message
     assert len(verdict.message) < 500
-
-
-def test_json_after_the_schema_is_refused(shared: CheckerDriver) -> None:
-    (verdict,) = shared.ask(ConstraintSpec("json_schema", '{"type":"integer"}},{"lark_grammar":"start: /.*/"'))
-    assert isinstance(verdict, ConstraintError)
-    assert "Extra data" in verdict.message
 
 
 @pytest.mark.long
@@ -245,14 +235,6 @@ def test_outlines_core_compiles_what_it_supports(words: Tokenizer, tmp_path: Pat
     verdicts = driver.ask(*supported, *unsupported)
     driver.close()
     assert [getattr(one, "engine", one) for one in verdicts] == ["outlines_core"] * 2 + [""] * 4
-
-
-def test_outlines_core_is_refused_for_schemas(shared: CheckerDriver) -> None:
-    (verdict,) = shared.ask(schema({"type": "integer"}, engine="outlines_core"))
-    assert isinstance(verdict, BanyanError)
-    assert (verdict.code, "regexes and choices only" in verdict.message) == ("constraint_unsupported", True)
-    spec = ConstraintSpec("regex", "[a]", engine="outlines_core")
-    assert shared.ask(spec) == [spec], "a spec may name its engine"
 
 
 # ---- panics --------------------------------------------------------------------------------------------------------
@@ -500,7 +482,6 @@ HOSTILE: dict[str, tuple[ConstraintSpec, str]] = {
     "long chain": (schema(chain(1000)), "constraint_too_large"),
     "alias": (schema(defs(1000, lambda ref: ref, "integer")), ""),
     "rules": (ConstraintSpec("grammar", rules(4000)), ""),
-    "multiple": (schema({"type": "integer", "multipleOf": 999983}), "constraint_too_large"),
     "two multiples": (schema({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}),
                       "constraint_too_large"),
     "two multiples of one property": (schema({"allOf": [{"properties": {"a": {"type": "integer", "multipleOf": n}}}

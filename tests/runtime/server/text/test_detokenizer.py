@@ -146,12 +146,6 @@ def test_stop_is_ignored_before_min_tokens() -> None:
     assert d.text == "a.a"
 
 
-def test_first_complete_stop_wins() -> None:
-    d = Detokenizer([b"abcd"], (), ["bcd", "c"])
-    d.feed([0])
-    assert (d.text, d.matched) == ("ab", "c")
-
-
 def test_detokenizer_with_a_real_vocabulary(words: Tokenizer) -> None:
     text = "the quick brown fox: é€🙂 jumps over"
     ids = words.encode([TextSpan(text)])

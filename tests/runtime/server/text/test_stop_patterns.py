@@ -66,13 +66,6 @@ def test_first_complete_stop_or_pattern_wins() -> None:
         assert (d.text, d.matched) == (text, matched)
 
 
-def test_match_inside_a_token_keeps_the_text_up_to_its_end() -> None:
-    d = Detokenizer([b"ab", b"cde"], (), patterns=["c"])
-    d.feed([0, 1])
-    assert d.text == "abc"
-    assert d.kept() == (1, 2)
-
-
 def test_matches_may_span_up_to_the_reach() -> None:
     d = Detokenizer([b"a", b"x" * 1000, b"b"], (), patterns=[r"ax+b", r"^x"])
     d.feed([0, 1, 1, 1, 2])
