@@ -27,47 +27,26 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from banyan.runtime.protocol.limits import (
-    MAX_BIASES,
-    MAX_BUDGETS,
-    MAX_COUNT,
-    MAX_IDS,
-    MAX_ITEMS,
-    MAX_LINE,
-    MAX_NAME,
-    MAX_NODES,
-    MAX_NUMBER,
-    MAX_OPS,
-    MAX_PARTS,
-    MAX_RESULTS,
-    MAX_ROLE,
-    MAX_SECRET,
-    MAX_SPEC,
-    MAX_STOP,
-    MAX_STOP_IDS,
-    MAX_STOPS,
-    MAX_TEMPLATE_KWARGS,
-    MAX_TOOLS,
-)
+from banyan.runtime.protocol import limits
 
 VERSION = 3
 """Protocol version. The handshake refuses a peer with a different one."""
 
 # Types with a range or a length, which decoders check; see limits.py.
-Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+Number = Annotated[int, Meta(ge=0, le=limits.MAX_NUMBER)]
 """A number that a client assigns: of a program, message, state, ref, mark or template."""
-Int32 = Annotated[int, Meta(ge=-MAX_COUNT - 1, le=MAX_COUNT)]
-Seed = Annotated[int, Meta(ge=-MAX_NUMBER - 1, le=MAX_NUMBER)]
-Name = Annotated[str, Meta(max_length=MAX_NAME)]
-Line = Annotated[str, Meta(max_length=MAX_LINE)]
-Stop = Annotated[str, Meta(max_length=MAX_STOP)]
-Stops = Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
-StopIds = Annotated[tuple[Int32, ...], Meta(max_length=MAX_STOP_IDS)]
-LogitBias = Annotated[dict[Int32, float], Meta(max_length=MAX_BIASES)]
-Numbers = Annotated[tuple[Number, ...], Meta(max_length=MAX_ITEMS)]
-Texts = Annotated[tuple[str, ...], Meta(max_length=MAX_ITEMS)]
-TemplateKwargs = Annotated[str, Meta(max_length=MAX_TEMPLATE_KWARGS)]
-ToolSpecs = Annotated[tuple[Annotated[str, Meta(max_length=MAX_SPEC)], ...], Meta(max_length=MAX_TOOLS)]
+Int32 = Annotated[int, Meta(ge=-limits.MAX_COUNT - 1, le=limits.MAX_COUNT)]
+Seed = Annotated[int, Meta(ge=-limits.MAX_NUMBER - 1, le=limits.MAX_NUMBER)]
+Name = Annotated[str, Meta(max_length=limits.MAX_NAME)]
+Line = Annotated[str, Meta(max_length=limits.MAX_LINE)]
+Stop = Annotated[str, Meta(max_length=limits.MAX_STOP)]
+Stops = Annotated[tuple[Stop, ...], Meta(max_length=limits.MAX_STOPS)]
+StopIds = Annotated[tuple[Int32, ...], Meta(max_length=limits.MAX_STOP_IDS)]
+LogitBias = Annotated[dict[Int32, float], Meta(max_length=limits.MAX_BIASES)]
+Numbers = Annotated[tuple[Number, ...], Meta(max_length=limits.MAX_ITEMS)]
+Texts = Annotated[tuple[str, ...], Meta(max_length=limits.MAX_ITEMS)]
+TemplateKwargs = Annotated[str, Meta(max_length=limits.MAX_TEMPLATE_KWARGS)]
+ToolSpecs = Annotated[tuple[Annotated[str, Meta(max_length=limits.MAX_SPEC)], ...], Meta(max_length=limits.MAX_TOOLS)]
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, tag_field="t", tag=str.lower, omit_defaults=True):
@@ -104,7 +83,7 @@ class WireToolCall(Wire, frozen=True):
 class BeginTurn(Wire, frozen=True, tag="begin"):
     """A chat turn of `role` begins. The chat template of the model determines the text of its markers."""
 
-    role: Annotated[str, Meta(max_length=MAX_ROLE)]
+    role: Annotated[str, Meta(max_length=limits.MAX_ROLE)]
     answers: WireToolCall | None = None
     """For a tool's turn, the call whose result the turn is. Only the call's id and name count. The id has nine digits,
     as Mistral's templates require."""
@@ -113,7 +92,7 @@ class BeginTurn(Wire, frozen=True, tag="begin"):
 class EndTurn(Wire, frozen=True, tag="end"):
     """The open chat turn ends. calls: the tool calls of an assistant's turn; the chat template writes them."""
 
-    calls: Annotated[tuple[WireToolCall, ...], Meta(max_length=MAX_RESULTS)] = ()
+    calls: Annotated[tuple[WireToolCall, ...], Meta(max_length=limits.MAX_RESULTS)] = ()
 
 
 class Image(Wire, frozen=True):
@@ -127,7 +106,7 @@ class TokenIds(Wire, frozen=True, tag="ids"):
     """Tokens of the model's vocabulary (int32), including control tokens. The prompt gets exactly these tokens; no
     begin-of-text token is put before them."""
 
-    ids: Annotated[bytes, Meta(max_length=4 * MAX_IDS)]
+    ids: Annotated[bytes, Meta(max_length=4 * limits.MAX_IDS)]
 
 
 class Arg(Wire, frozen=True):
@@ -253,7 +232,7 @@ class Append(Wire, frozen=True):
     """Append `parts` to a state."""
 
     state: Number
-    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)]
+    parts: Annotated[tuple[Part, ...], Meta(max_length=limits.MAX_PARTS)]
 
 
 class Gen(Wire, frozen=True):
@@ -378,7 +357,7 @@ class Use(Wire, frozen=True):
     child: Number = 1
     ref: Number = 0
     mark: Number = 0
-    seeds: Annotated[tuple[Seed, ...], Meta(max_length=MAX_ITEMS)] = ()
+    seeds: Annotated[tuple[Seed, ...], Meta(max_length=limits.MAX_ITEMS)] = ()
 
 
 class Results(Wire, frozen=True):
@@ -388,11 +367,14 @@ class Results(Wire, frozen=True):
     state: Number
     ref: Number
     round: Number
-    texts: Annotated[tuple[str, ...], Meta(max_length=MAX_RESULTS)]
+    texts: Annotated[tuple[str, ...], Meta(max_length=limits.MAX_RESULTS)]
 
 
 Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHint | Use | Results
 TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHint
+Ops = Annotated[tuple[Op, ...], Meta(max_length=limits.MAX_OPS)]
+TemplateOps = Annotated[tuple[TemplateOp, ...], Meta(max_length=limits.MAX_OPS)]
+SlicedOps = Annotated[tuple[msgspec.Raw, ...], Meta(max_length=limits.MAX_OPS)]
 
 
 # ---- client -> server ----------------------------------------------------------------------------------------------
@@ -404,7 +386,7 @@ class Hello(Wire, frozen=True):
 
     version: Int32
     client: Name = ""
-    token: Annotated[str, Meta(max_length=MAX_SECRET)] = ""
+    token: Annotated[str, Meta(max_length=limits.MAX_SECRET)] = ""
     tenant: Name = ""
 
 
@@ -412,8 +394,8 @@ class TokenLimit(Wire, frozen=True):
     """A budget of output tokens. number: all programs of one client with the same number share the budget; -1: no other
     program shares it. of: whether the budget belongs to a run or to a batch."""
 
-    tokens: Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
-    number: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
+    tokens: Annotated[int, Meta(ge=1, le=limits.MAX_NUMBER)]
+    number: Annotated[int, Meta(ge=-1, le=limits.MAX_NUMBER)] = -1
     of: Literal["run", "batch"] = "run"
 
 
@@ -432,7 +414,7 @@ class ProgramLimits(Wire, frozen=True):
     timeout: float = 0.0
     left: float = 0.0
     timeout_of: Literal["run", "batch"] = "run"
-    budgets: Annotated[tuple[TokenLimit, ...], Meta(max_length=MAX_BUDGETS)] = ()
+    budgets: Annotated[tuple[TokenLimit, ...], Meta(max_length=limits.MAX_BUDGETS)] = ()
     priority: Int32 = 0
     deadline: float = 0.0
     durable: Name = ""
@@ -445,7 +427,7 @@ class Submit(Wire, frozen=True):
 
     program: Number
     seq: Number
-    ops: Annotated[tuple[Op, ...], Meta(max_length=MAX_OPS)]
+    ops: Ops
     last: bool = False
     name: Name = ""
     limits: ProgramLimits | None = None
@@ -456,7 +438,7 @@ class Define(Wire, frozen=True):
     states come from its Forks."""
 
     template: Number
-    ops: Annotated[tuple[TemplateOp, ...], Meta(max_length=MAX_OPS)]
+    ops: TemplateOps
 
 
 class Undefine(Wire, frozen=True):
@@ -507,8 +489,8 @@ class Ask(Wire, frozen=True):
 
     id: Number
     what: Topic
-    limit: Annotated[int, Meta(ge=0, le=MAX_NODES)] = 0
-    since: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
+    limit: Annotated[int, Meta(ge=0, le=limits.MAX_NODES)] = 0
+    since: Annotated[int, Meta(ge=-1, le=limits.MAX_NUMBER)] = -1
     name: Name = ""
     path: str = ""
 
@@ -524,13 +506,13 @@ class SlicedSubmit(Submit, frozen=True, tag="submit"):
     """A Submit as the server receives it: its ops are encoded bytes. The server decodes each op when the op is about to
     run."""
 
-    ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]  # type: ignore[assignment]
+    ops: SlicedOps  # type: ignore[assignment]
 
 
 class SlicedDefine(Define, frozen=True, tag="define"):
     """A Define as the server receives it: its ops are encoded bytes, which the server decodes later."""
 
-    ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]  # type: ignore[assignment]
+    ops: SlicedOps  # type: ignore[assignment]
 
 
 class OpSource(msgspec.Struct, frozen=True):
