@@ -72,10 +72,10 @@ def _pair(context: ipc.Context, kind: Callable[..., ipc.Socket]) -> tuple[ipc.So
     return one, two
 
 
-def post_json(url: str, token: str, path: str, body: object, timeout: float = 30.0) -> Any:
+def post_json(url: str, token: str, path: str, body: object) -> Any:
     """POST `body` as JSON on a new connection, and return the answer. Raises RuntimeLost if nobody answers, and
     BanyanError if the server refuses."""
-    connection = _connection(url, timeout)
+    connection = _connection(url, _POST_SECONDS)
     try:
         data, headers = json.dumps(body).encode(), _headers("application/json", token)
         connection.request("POST", f"{urlsplit(url).path}{path}", data, headers)

@@ -669,11 +669,11 @@ class Server:
             "longest": {kind: round(seconds, 6) for kind, seconds in self.times.longest.items()},
             "seconds": round(time.monotonic() - self._started, 3),
         }
-        kept = self.tokenizer.kept() | {"constraints": self.constraints.kept}  # memory that outlives programs
+        kept = self.tokenizer.kept() | {"constraints": self.constraints.cache.kept}  # memory that outlives programs
         if self._template is not None:
-            kept["chat_markers"] = self._template.kept
+            kept["chat_markers"] = self._template.cache.kept
         if isinstance(self.images, Images):
-            kept["pixels"] = self.images.kept
+            kept["pixels"] = self.images.pixel_cache.kept
         replicas = {
             one.name: {"state": one.state, "starts": one.link.n_starts, "host": one.link.host} for one in self.replicas
         }

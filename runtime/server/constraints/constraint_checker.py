@@ -50,6 +50,7 @@ class Waiting(NamedTuple):
 class ConstraintChecker:
     """Checks all constraints of a server.
 
+    cache     spec -> (the spec for the engine, or an error; the time until which that is valid)
     sockets   the server's loop polls these, and calls `receive` when one is readable: the socket of the preflight
               process, and a file descriptor that is readable when the process has ended. Empty until the first
               constraint, which starts the process.
@@ -75,8 +76,7 @@ class ConstraintChecker:
         self._max_bytes, self._seconds, self._clock = max_bytes, seconds, clock
         self._on_sockets_changed = on_sockets_changed
         self._engine = engine
-        # spec -> (the spec for the engine, or an error; the time until which that is valid)
-        self._cache: BoundedCache[tuple[wire.ConstraintSpec | BanyanError, float]] = BoundedCache(CACHE_CHARS)
+        self.cache: BoundedCache[tuple[wire.ConstraintSpec | BanyanError, float]] = BoundedCache(CACHE_CHARS)
         self._n_waiting_chars = 0  # characters in constraints that are being checked
         self._waiting: dict[int, Waiting] = {}
         self._by_spec: dict[wire.ConstraintSpec, int] = {}
@@ -88,7 +88,7 @@ class ConstraintChecker:
     def check(self, spec: wire.ConstraintSpec, owner: int, then: Callback) -> None:
         """Check a constraint, and call `then` once with the result: the spec for the engine, or an error. The call
         comes at once if the result is known, else later on the loop. owner: the client's number."""
-        if (cached := self._cache.get(spec)) is not None:
+        if (cached := self.cache.get(spec)) is not None:
             result, expires = cached
             if expires > self._clock():
                 return then(result)
@@ -184,11 +184,6 @@ class ConstraintChecker:
         if result.id in self._waiting:
             self._finish(result.id, result.spec or from_code(result.code, result.message))
 
-    @property
-    def kept(self) -> tuple[int, int]:
-        """Returns (characters of all cached results, the most characters that they may have)."""
-        return self._cache.kept
-
     def _finish(self, number: int, result: wire.ConstraintSpec | BanyanError) -> None:
         spec, _, callbacks = self._waiting.pop(number)
         del self._by_spec[spec]
@@ -199,7 +194,7 @@ class ConstraintChecker:
         else:
             n_chars += _n_chars(result)
         if not isinstance(result, ConstraintBusy):
-            self._cache.put(spec, (result, expires), n_chars)
+            self.cache.put(spec, (result, expires), n_chars)
         for then in callbacks:
             then(result)
 

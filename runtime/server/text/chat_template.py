@@ -125,24 +125,19 @@ class ChatTemplate:
         self._tools: list[Any] | None = None
         self._kwargs: dict[str, Any] = {}
         self._n_given_chars = 0  # of the tools and the kwargs
-        self._cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)
+        self.cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)  # markers and tool specs
         self._serials = count()
         self._serial = next(self._serials)  # in cache keys; each copy with tools or kwargs has another serial
         self._in_parts = False
         self._in_parts = self._wants_parts()
         self._try_out()
 
-    @property
-    def kept(self) -> tuple[int, int]:
-        """(approximate bytes of cached markers and tool specs, the most bytes that they may take)"""
-        return self._cache.kept
-
     def with_tools(self, specs: tuple[str, ...], kwargs: str = "") -> ChatTemplate:
         """The same template for conversations with these tools (wire.Tools.specs) and variables
         (wire.Gen.chat_template_kwargs). BadProgram: the variables are not valid."""
         if not specs and not kwargs:
             return self
-        template: ChatTemplate | None = self._cache.get((specs, kwargs))
+        template: ChatTemplate | None = self.cache.get((specs, kwargs))
         if template is None:
             template = copy.copy(self)
             template._tools = [json.loads(spec) for spec in specs] or None
@@ -150,7 +145,7 @@ class ChatTemplate:
             template._n_given_chars = sum(map(len, specs)) + len(kwargs)
             template._serial = next(self._serials)
             # the text, and the objects that json makes from it
-            self._cache.put((specs, kwargs), template, 8 * template._n_given_chars)
+            self.cache.put((specs, kwargs), template, 8 * template._n_given_chars)
         return template
 
     def _variables(self, kwargs: str) -> dict[str, Any]:
@@ -223,11 +218,11 @@ class ChatTemplate:
         last marker then ends where the content of that turn starts."""
         now = now if self._uses_time else None
         key = self._serial, roles, opening, now
-        if (found := self._cache.get(key)) is None:
+        if (found := self.cache.get(key)) is None:
             found = (self._find_markers(roles, opening, now),)
             texts = set(found[0] or ())
             n_bytes = ENTRY * (1 + len(texts) + sum(not isinstance(role, str) for role in roles))
-            self._cache.put(key, found, n_bytes + 4 * sum(map(len, texts)) + 16 * len(roles))
+            self.cache.put(key, found, n_bytes + 4 * sum(map(len, texts)) + 16 * len(roles))
         return found[0]
 
     def _find_markers(
@@ -277,7 +272,7 @@ class ChatTemplate:
         if role in ROLES:
             return
         key = self._serial, role
-        if (forged := self._cache.get(key)) is None:
+        if (forged := self.cache.get(key)) is None:
             # "q" stands for a name that no template knows, and that occurs in no control token.
             found, expected = (
                 [text[start:end] for text in self._try((name,)) or () for start, end, _ in controls(text)]
@@ -285,7 +280,7 @@ class ChatTemplate:
             )
             forged = next((token for token in found if role in token and token not in expected), "")
             forged = forged or next((token for token in found if role in token and found != expected), "")
-            self._cache.put(key, forged, ENTRY)
+            self.cache.put(key, forged, ENTRY)
         if forged:
             raise BadProgram(
                 f"the role {role!r} would become the control token {forged!r} in the model's chat template"

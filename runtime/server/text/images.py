@@ -83,17 +83,12 @@ class Images:
         self._files: WeakValueDictionary[bytes, ImageFile] = WeakValueDictionary()
         self._known: OrderedDict[bytes, _KnownImage] = OrderedDict()  # by digest
         self._digests: dict[int, bytes] = {}  # first id of an image -> its digest
-        self._pixels: BoundedCache[dict[str, wire.PixelArray]] = BoundedCache(PIXEL_BYTES)
+        self.pixel_cache: BoundedCache[dict[str, wire.PixelArray]] = BoundedCache(PIXEL_BYTES)
 
     def move(self, directory: Path) -> None:
         """Read the image processor from `directory` when the process is started again. The directory has the same
         processor files as the one before, which may be deleted."""
         self._helper.hello = _hello(directory, self.spec)
-
-    @property
-    def kept(self) -> tuple[int, int]:
-        """(bytes of the pixels that are kept, the most bytes that they may take)"""
-        return self._pixels.kept
 
     def tokens(self, file: ImageFile) -> ImageTokens:
         """The tokens of an image. BadProgram: the file is not an image that the model can take."""
@@ -137,11 +132,11 @@ class Images:
     def pixels(self, digest: bytes) -> wire.ImagePixels:
         """The pixels of an image whose tokens were asked for, or the reason why there are none."""
         with self._lock:
-            arrays, file = self._pixels.get(digest), self._files.get(digest)
+            arrays, file = self.pixel_cache.get(digest), self._files.get(digest)
         if arrays is None and file is not None:
             try:
                 with self._scaling:
-                    arrays = self._pixels.get(digest) or self._process(file)[1]
+                    arrays = self.pixel_cache.get(digest) or self._process(file)[1]
             except BanyanError as e:
                 return wire.ImagePixels(digest, error=e.message)
         if arrays is None:
@@ -162,7 +157,7 @@ class Images:
             raise BadProgram(f"the process that scales images died while it read {what}") from e
         if answer.error:
             raise BadProgram(f"{what}: {answer.error}")
-        self._pixels.put(file.digest, answer.arrays, sum(len(one.data) for one in answer.arrays.values()))
+        self.pixel_cache.put(file.digest, answer.arrays, sum(len(one.data) for one in answer.arrays.values()))
         return answer.shape, answer.arrays
 
 

@@ -55,7 +55,7 @@ class TokenCache:
     def __init__(self, encode: Callable[..., EncodedText]) -> None:
         self._encode = encode
         # keys: (owner, whether it is a whole piece, text)
-        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_BYTES)
+        self.cache: BoundedCache[CachedIds] = BoundedCache(MAX_BYTES)
 
     def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"", grows: bool = False) -> list[int]:
         """Returns the ids of a piece of text.
@@ -65,12 +65,12 @@ class TokenCache:
         the tenant's namespace; only texts of this owner are looked up."""
         if not text:
             return []
-        if (cached := self._cache.get((owner, True, text))) is not None:
+        if (cached := self.cache.get((owner, True, text))) is not None:
             return cached.ids.tolist()
         ends = [border for border in borders[-MAX_BORDERS:] if LONG <= border < len(text)]
         last = max(0, len(text) - MARGIN) // STEP * STEP if grows else 0
         for end in sorted({*ends, *range(last, 0, -STEP)[:MAX_BORDERS]}, reverse=True):
-            if (cached := self._cache.get((owner, False, text[:end]))) is not None:
+            if (cached := self.cache.get((owner, False, text[:end]))) is not None:
                 new = [last] if end < last else []
                 break
         else:
@@ -83,18 +83,13 @@ class TokenCache:
                 self._put(owner, False, text[:end], CachedIds(cached.ids + more.ids, cached.at + more.at))
         return cached.ids.tolist() + encoding.ids
 
-    @property
-    def kept(self) -> tuple[int, int]:
-        """The approximate bytes of all cached texts and their ids, and the most that they may take."""
-        return self._cache.kept
-
     def _put(self, owner: bytes, is_whole: bool, text: str, cached: CachedIds) -> None:
         n_bytes = ENTRY + sys.getsizeof(text) + cached.ids.itemsize * len(cached.ids)
-        self._cache.put((owner, is_whole, text), cached, n_bytes)
+        self.cache.put((owner, is_whole, text), cached, n_bytes)
 
     def forget(self, owner: bytes) -> None:
         """Drop all texts of an owner."""
-        self._cache.drop(lambda key: key[0] == owner)
+        self.cache.drop(lambda key: key[0] == owner)
 
     def _beginning(self, text: str, limit: int, encoding: EncodedText) -> CachedIds | None:
         """Returns the ids of a beginning of `text`, and its length in characters. The beginning ends before a single

@@ -236,7 +236,7 @@ class Tokenizer:
 
     def kept(self) -> dict[str, tuple[int, int]]:
         """For each cache: (its approximate bytes, the most bytes that it may take)."""
-        token_ids = {} if self._cache is None else {"token_ids": self._cache.kept}
+        token_ids = {} if self._cache is None else {"token_ids": self._cache.cache.kept}
         return token_ids | {"stop_ids": self._stop_ids.kept}
 
     def forget(self, owner: bytes) -> None:

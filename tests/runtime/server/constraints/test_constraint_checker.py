@@ -312,15 +312,15 @@ def test_verdicts_are_cached(driver: CheckerDriver) -> None:
 
 @pytest.mark.long
 def test_cache_size_is_bounded(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = driver.checker._cache
+    cache = driver.checker.cache
     monkeypatch.setattr(cache, "_max_size", 2 * constraint_checker.ENTRY + 100)
     driver.ask(*(ConstraintSpec("regex", f"aaa{i}") for i in range(5)))
     assert len(cache._values) == 2
-    assert driver.checker.kept[0] == 2 * constraint_checker.ENTRY + 4 * 4
+    assert cache.size == 2 * constraint_checker.ENTRY + 4 * 4
     # Refused constraints without any text count too, with their triggers and their errors.
     driver.ask(*(ConstraintSpec("choices", "", after=(f"{i}" * 99,)) for i in range(5)))
     assert len(cache._values) == 1
-    assert 0 < driver.checker.kept[0] - constraint_checker.ENTRY < 300
+    assert 0 < cache.size - constraint_checker.ENTRY < 300
 
 
 @pytest.mark.long

@@ -407,7 +407,7 @@ def test_cached_markers_stay_below_their_limit(monkeypatch: pytest.MonkeyPatch) 
     template = ChatTemplate(LLAMA3, SPECIAL_TOKENS)
     for k in range(40):
         template.markers((f"role{k}",) * 500)
-    assert 90_000 < template._cache.size <= 100_000
+    assert 90_000 < template.cache.size <= 100_000
     for k in range(100):
         template.with_tools((f'{{"x": "{k}{"y" * 1000}"}}',))
-    assert template._cache.size <= 100_000
+    assert template.cache.size <= 100_000

@@ -90,9 +90,9 @@ def test_pixels_are_kept_or_made_again(images: Images) -> None:
     images.tokens(file)
     first = images.pixels(file.digest)
     assert first.arrays["pixel_values"].shape == (32, 1176)
-    images._pixels.drop(lambda key: True)
+    images.pixel_cache.drop(lambda key: True)
     assert images.pixels(file.digest) == first
-    images._pixels.drop(lambda key: True)
+    images.pixel_cache.drop(lambda key: True)
     digest = file.digest
     del file
     assert "not on the server any more" in images.pixels(digest).error
@@ -103,10 +103,10 @@ def test_file_is_kept_as_long_as_a_prompt_with_it(images: Images) -> None:
     kept = [images.tokens(file).file for file in (first, second)]
     assert kept == [first, first]
     digest = second.digest
-    images._pixels.drop(lambda key: True)
+    images.pixel_cache.drop(lambda key: True)
     del first, second
     assert not images.pixels(digest).error
-    images._pixels.drop(lambda key: True)
+    images.pixel_cache.drop(lambda key: True)
     kept.clear()
     assert images.pixels(digest).error
 

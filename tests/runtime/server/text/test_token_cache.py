@@ -149,7 +149,7 @@ def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for k in range(100):
         cache.ids(f"{k:090}")
         cache.ids("x" * 50)
-    assert 4000 < cache.kept[0] == sum(size for _, size in cache._cache._values.values()) <= 5000
+    assert 4000 < cache.cache.size == sum(size for _, size in cache.cache._values.values()) <= 5000
     counting.n_chars = 0
     cache.ids("x" * 50)
     cache.ids(f"{99:090}")
@@ -173,7 +173,7 @@ def test_cache_counts_the_memory_it_takes(n_chars: int) -> None:
         cache.ids(f"{k:0{n_chars}}", owner=b"me")
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert 0.7 * cache.kept[0] < taken < 1.25 * cache.kept[0]
+    assert 0.7 * cache.cache.size < taken < 1.25 * cache.cache.size
 
 
 def test_conversation_ids_do_not_depend_on_the_cache(words: Tokenizer) -> None:
@@ -207,4 +207,4 @@ def test_owners_share_no_texts() -> None:
     cache.ids(texts[0], owner=b"b")
     assert counting.n_chars == 0
     cache.forget(b"b")
-    assert cache._cache.size == 0
+    assert cache.cache.size == 0
