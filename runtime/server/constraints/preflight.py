@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import os
 import resource
@@ -249,7 +248,7 @@ def _run_child(vocabulary: Vocabulary, pipe: Connection, stderr: int, seconds: f
     """In a child: try the constraints that come through `pipe`, send back the results, and exit."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the parent enforces the time limit
+        launch.tie_to_parent()  # which enforces the time limit
         os.dup2(stderr, 2)
         _, first = _allocated()
         for n in range(MAX_CHECKS):
@@ -316,7 +315,7 @@ def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str)
     if not pid:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+            launch.tie_to_parent()
             build(with_outlines, vocabulary)
         except BaseException:
             os._exit(1)
