@@ -126,10 +126,32 @@ def test_draft_model_adds_a_drafter() -> None:
     for speculate, names in (("auto", ("tree", "ngram", "model", "grammar")), ("model", ("model",))):
         config = make(speculate=speculate, draft_model="draft")
         assert drafters(config.speculate, config.draft_model) == names
-    with pytest.raises(ConfigError, match="draft_model is draft, but speculate is off; add model to it"):
-        make(speculate="off", draft_model="draft")
-    with pytest.raises(ConfigError, match="draft_model is not set; set it"):
-        make(speculate="model,tree")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sinks": 4}, "set window too"),
+        ({"window": -1}, "at least 1"),
+        ({"window": 100, "sinks": -1}, "sinks -1"),
+        ({"window": 100, "tp": 2}, "leave out window or tp"),
+        ({"window": 100, "draft_model": "draft"}, "leave out window or draft_model"),
+        ({"window": 100, "host_memory": "1GiB"}, "leave out window or host_memory"),
+        ({"window": 100, "replicas": 2, "prefill_replicas": 1}, "leave out window or prefill_replicas"),
+        ({"cache": False, "host_memory": "1GiB"}, "cache is off"),
+        ({"cache": False, "replicas": 2, "prefill_replicas": 1}, "cache is off"),
+        ({"speculate": "off", "draft_model": "draft"}, "draft_model is draft, but speculate is off; add model to it"),
+        ({"speculate": "model,tree"}, "draft_model is not set; set it"),
+        ({"bind": "tcp://127.0.0.1:0"}, "banyan keys DIR"),
+        ({"bind": "tcp://*:7100", "curve_key": "k"}, "write it like tcp://10.0.0.1:7100"),
+        ({"bind": "7100", "curve_key": "k"}, "write it like"),
+        ({"bind": "tcp://h:70000", "curve_key": "k"}, "write it like"),
+        ({"curve_key": "k"}, "neither bind nor engines_at is set"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
 
 
 @pytest.mark.parametrize(
@@ -309,23 +331,6 @@ def test_window_lets_a_text_be_longer_than_the_memory_and_the_context() -> None:
         resolve(small, Hardware(n_cores=1, free_memory=64 << 30), SINKS)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sinks": 4}, "set window too"),
-        ({"window": -1}, "at least 1"),
-        ({"window": 100, "sinks": -1}, "sinks -1"),
-        ({"window": 100, "tp": 2}, "leave out window or tp"),
-        ({"window": 100, "draft_model": "draft"}, "leave out window or draft_model"),
-        ({"window": 100, "host_memory": "1GiB"}, "leave out window or host_memory"),
-        ({"window": 100, "replicas": 2, "prefill_replicas": 1}, "leave out window or prefill_replicas"),
-    ],
-)
-def test_window_is_refused_with(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(**options)
-
-
 def test_window_runs_on_a_gpu() -> None:
     machine = Hardware(n_cores=1, free_memory=64 << 30, gpu="H100", free_gpu_memory=80 << 30)
     assert resolve(make(window=600), machine, SINKS).device == "cuda"
@@ -370,12 +375,6 @@ def test_unavailable_host_memory_is_refused(options: dict[str, str], error: type
 
 def test_host_file_may_be_larger_than_memory() -> None:
     assert resolve(make(host_memory="9GiB", host_file="/tmp/x"), CPU, SMALL).n_host > 0
-
-
-@pytest.mark.parametrize("options", [{"host_memory": "1GiB"}, {"replicas": 2, "prefill_replicas": 1}])
-def test_what_needs_the_cache_is_refused_without_it(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="cache is off"):
-        make(cache=False, **options)
 
 
 def test_weights_in_few_bits_are_named() -> None:

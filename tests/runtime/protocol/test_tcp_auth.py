@@ -191,21 +191,6 @@ def test_connect_to_unused_port_fails_at_once() -> None:
 # ---- the server's side ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"bind": "tcp://127.0.0.1:0"}, "banyan keys DIR"),
-        ({"bind": "tcp://*:7100", "curve_key": "k"}, "write it like tcp://10.0.0.1:7100"),
-        ({"bind": "7100", "curve_key": "k"}, "write it like"),
-        ({"bind": "tcp://h:70000", "curve_key": "k"}, "write it like"),
-        ({"curve_key": "k"}, "neither bind nor engines_at is set"),
-    ],
-)
-def test_bind_without_keys_or_a_valid_address_is_refused(options: dict[str, Any], error: str) -> None:
-    with pytest.raises(ConfigError, match=error.replace("*", r"\*")):
-        config.make(**options)
-
-
 def test_tcp_addresses_are_parsed() -> None:
     assert config.tcp("tcp://10.0.0.1:7100") == ("10.0.0.1", 7100)
     assert config.tcp("tcp://[::1]:0") == ("::1", 0)

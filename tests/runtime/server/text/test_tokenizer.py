@@ -170,22 +170,14 @@ def test_eos_ids_come_from_all_config_files(words_dir: Path, tmp_path: Path) -> 
     assert Tokenizer(tmp_path, Files.read(tmp_path)).eos_ids == (7, 2)
 
 
-def test_template_file_takes_precedence_over_the_config(words_dir: Path, tmp_path: Path) -> None:
+def test_template_file_takes_precedence_over_the_config_and_this_over_the_processor(tmp_path: Path) -> None:
+    """Mistral Small 3.1 has its template only in chat_template.json."""
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}')
+    assert Files.read(tmp_path).template == "of the processor"
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]})
     )
     assert Files.read(tmp_path).template == "d"
-    (tmp_path / "chat_template.jinja").write_text("from the file")
-    assert Files.read(tmp_path).template == "from the file"
-
-
-def test_template_of_a_processor_is_read_if_there_is_no_other(tmp_path: Path) -> None:
-    """Mistral Small 3.1 has its template only in chat_template.json."""
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}')
-    assert Files.read(tmp_path).template == "of the processor"
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "of the config"}')
-    assert Files.read(tmp_path).template == "of the config"
-    (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "chat_template.jinja").write_text("from the file")
     assert Files.read(tmp_path).template == "from the file"
 
