@@ -1,9 +1,9 @@
 """Carries the messages of a Client over HTTP. The Client uses it like the socket of ipc.connect.
 
-`connect` returns a pair of sockets like those of ipc.connect. Three threads serve them: one passes messages on between
-the sockets, one posts the messages that the Client sends, and one reads the messages that arrive in one long response.
-The session ends with that response. HTTP is spoken by the standard library's http.client, so that a client of
-Banyan needs no other package. Two connections carry any number of programs.
+`connect` returns a pair of sockets like those of ipc.connect. Two threads serve them: one posts the messages that the
+Client sends, and one reads the messages that arrive in one long response. The session ends with that response. HTTP is
+spoken by the standard library's http.client, so that a client of Banyan needs no other package. Two connections carry
+any number of programs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import ssl
 import struct
 import threading
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,11 +38,29 @@ class NotBanyan(ConnectFailed):
 
 
 class _ClientEnd(zmq.Socket[bytes]):
-    """The socket that the Client uses. Its `close` ends the session: it makes `_Session.carry` return."""
+    """The socket that the Client uses. It receives what `_Session.read` has read, and sends to `_Session.post`. Its
+    `close` ends the session.
+
+    leaving, answers: sockets that send to `_Session.post`, and to this socket itself."""
+
+    session: Any = None  # zmq lets an instance set only what its class has
+    leaving: Any = None
+    answers: Any = None
+
+    def send(self, data: Any, flags: int = 0, **_: Any) -> None:  # type: ignore[override]
+        # A Ping would wait behind a large message, whose POST may take long, so it is answered here. The timeout of the
+        # POST detects a server that is lost meanwhile.
+        if data == _PING and self.session.is_posting:
+            _send(self.answers, _PONG)
+        else:
+            _send(self.leaving, data)
 
     def close(self, linger: int | None = None) -> None:
         if not self.closed:
-            _send(self, _CLOSE)
+            _send(self.leaving, _CLOSE)
+            self.session.end()
+            self.leaving.close(linger)
+            self.answers.close(linger)
         super().close(linger)
 
 
@@ -52,24 +69,24 @@ def connect(context: ipc.Context, url: str, token: str, timeout: float) -> tuple
     a `watch` socket, which becomes readable when the session begins and when it ends. token: the API key. Raises
     ConnectFailed if nobody answers or the server refuses, NotBanyan if the server is not Banyan's."""
     session = _Session(url, token, timeout)
-    (socket, inside), (monitor, events), (arrived, arrivals), (leaving, posts) = (
-        _pair(context, kind) for kind in (_ClientEnd, zmq.Socket, zmq.Socket, zmq.Socket)
-    )
-    carry = partial(session.carry, inside, arrived, leaving, events)
-    for run in (carry, partial(session.read, arrivals), partial(session.post, posts)):
+    socket, posts, monitor = _ClientEnd(context, zmq.PULL), context.socket(zmq.PULL), context.socket(zmq.PULL)
+    socket.session, socket.leaving, socket.answers = session, _way_to(posts), _way_to(socket)
+    arrivals, events = _way_to(socket), _way_to(monitor)
+    _send(events, _EVENT, b"")
+    for run in (partial(session.read, arrivals, events), partial(session.post, posts)):
         threading.Thread(target=run, name="banyan-http", daemon=True).start()
     return socket, monitor
 
 
-def _pair(context: ipc.Context, kind: Callable[..., ipc.Socket]) -> tuple[ipc.Socket, ipc.Socket]:
-    """Two sockets of this process that are connected to each other; the first one is of `kind`."""
-    one, two = kind(context, zmq.PAIR), context.socket(zmq.PAIR)
-    for end in (one, two):
+def _way_to(socket: ipc.Socket) -> ipc.Socket:
+    """A new socket of this process that sends to `socket`, a PULL."""
+    sender: ipc.Socket = socket.context.socket(zmq.PUSH)
+    where = f"inproc://banyan-http-{os.urandom(8).hex()}"
+    for end in (socket, sender):
         end.set_hwm(0)
-    where = f"inproc://banyan-http-{id(one)}-{os.urandom(8).hex()}"
-    one.bind(where)
-    two.connect(where)
-    return one, two
+    socket.bind(where)
+    sender.connect(where)
+    return sender
 
 
 def post_json(url: str, token: str, path: str, body: object) -> Any:
@@ -118,7 +135,7 @@ class _Session:
         self._posts, self._stream = _connection(url, _POST_SECONDS), _connection(url, timeout)
         self._path = f"{urlsplit(url).path}{PATH}"
         self._headers = _headers(KIND, token)
-        self._is_posting = False  # whether messages other than Pings are being posted
+        self.is_posting = False  # whether messages other than Pings are being posted
         try:
             self._response = self._begin()
             self._socket.settimeout(None)  # the Client's heartbeat detects a silent server
@@ -171,72 +188,40 @@ class _Session:
                 raise http.client.HTTPException(f"status {response.status}")
             messages = messages[n:]
 
-    def carry(self, inside: ipc.Socket, arrived: ipc.Socket, leaving: ipc.Socket, events: ipc.Socket) -> None:
-        """Pass messages on between the Client and the threads of `read` and `post`, until one side ends. Runs in a
-        thread.
-
-        inside   the peer of the Client's socket
-        arrived  delivers the messages that `read` has read
-        leaving  takes the messages for `post`; a message from it says that `post` has ended
-        events   the peer of the `watch` socket
-        """
-        poller = zmq.Poller()
-        for one in (inside, arrived, leaving):
-            poller.register(one, zmq.POLLIN)
-        inside.recv()  # the Hello, which was sent to open the session
-        _send(events, _EVENT, b"")
-        is_open = True
-        while is_open:
-            ready = dict(poller.poll())
-            if arrived in ready:
-                for data in _all(arrived):
-                    if data == _CLOSE:
-                        is_open = False
-                    else:
-                        _send(inside, data)
-            if inside in ready:
-                for data in _all(inside):
-                    # A Ping would wait behind a large message, whose POST may take long, so it is answered here. The
-                    # timeout of the POST detects a server that is lost meanwhile.
-                    if data == _PING and self._is_posting:
-                        _send(inside, _PONG)
-                    else:
-                        _send(leaving, data)
-            if leaving in ready:
-                is_open = False
-        _send(leaving, _CLOSE)
-        _send(events, _EVENT, b"")
+    def end(self) -> None:
+        """End the session: the long response ends, and `read` returns."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(sockets.SHUT_RDWR)  # wakes `read`
-        for one in (inside, arrived, leaving, events):
-            one.close(1000)
+            self._socket.shutdown(sockets.SHUT_RDWR)
 
     def post(self, posts: ipc.Socket) -> None:
         """Post each message that arrives at `posts`, until the Client or the session ends. Runs in a thread."""
+        posts.recv()  # the Hello, which was sent to open the session
         is_open = True
         while is_open:
             messages = [posts.recv(), *_all(posts)]
             is_open = _CLOSE not in messages
-            self._is_posting = any(data not in (_PING, _CLOSE) for data in messages)
+            self.is_posting = any(data not in (_PING, _CLOSE) for data in messages)
             try:
                 self._post([data for data in messages if data != _CLOSE])
             except (OSError, http.client.HTTPException):
                 is_open = False
-            self._is_posting = False
-        _send(posts, _CLOSE)
-        posts.close(1000)
+            self.is_posting = False
+        self.end()
+        posts.close(0)
         self._posts.close()
 
-    def read(self, arrivals: ipc.Socket) -> None:
-        """Pass each message of the server's long response on to `arrivals`. Runs in a thread."""
+    def read(self, arrivals: ipc.Socket, events: ipc.Socket) -> None:
+        """Pass each message of the server's long response on to `arrivals`, and the end of the response to `events`.
+        Runs in a thread."""
         buffer = bytearray()
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             while data := self._response.read1(1 << 16):
                 buffer += data
                 for message in take(buffer):
                     _send(arrivals, message)
-        _send(arrivals, _CLOSE)
-        arrivals.close(1000)
+        _send(events, _EVENT, b"")
+        for one in (arrivals, events):
+            one.close(1000)
         self._response.close()
         self._stream.close()
 
