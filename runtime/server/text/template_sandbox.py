@@ -18,11 +18,12 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame, operators
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 BASE, PER_MESSAGE, PER_CHARACTER = 1 << 20, 4096, 32
 """The budget of a rendering, in units: BASE, plus PER_MESSAGE for each message, plus PER_CHARACTER for each character
@@ -88,43 +89,46 @@ class _Generator(CodeGenerator):
         self.writeline(f"environment.pay({BLOCK + n})")
         super().blockvisit(body, frame)
 
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Generate the code of a comparison.
 
-        Searches (`in`), and comparisons in which no operand is a constant, get code that charges them to the
-        rendering's budget of time and memory, because their time depends on the length of the operands."""
-        (op, *more), is_const = node.ops, isinstance(node.expr, nodes.Const)
-        is_search = op.op in ("in", "notin")
+class _Payments(NodeTransformer):
+    """Puts filters around operands whose length determines how long an expression takes. The filters charge this work
+    to the rendering's budget of time and memory."""
+
+    def visit_Compare(self, node: nodes.Compare) -> Any:
+        """Searches (`in`) are paid for, and comparisons in which no operand is a constant."""
+        first, *more = node.ops
         if more:
-            one, rest = nodes.Compare(node.expr, [op]), nodes.Compare(op.expr, more)
-            self.visit(nodes.And(one, rest).set_environment(self.environment), frame)
-            return
-        if not is_search and (is_const or isinstance(op.expr, nodes.Const)):
-            super().visit_Compare(node, frame)
-            return
-        self.write("(not " if op.op == "notin" else "(")
-        self.write(f"environment.{'found' if is_search else 'weighed'}(")
-        self.visit(node.expr, frame)
-        self.write(", " if is_search else f") {operators[op.op]} ")
-        self.visit(op.expr, frame)
-        self.write("))" if is_search else ")")
+            return self.visit(nodes.And(nodes.Compare(node.expr, [first]), nodes.Compare(first.expr, more)))
+        self.generic_visit(node)
+        if first.op in ("in", "notin"):
+            found = _filtered(node.expr, _found, first.expr)
+            return found if first.op == "in" else nodes.Not(found)
+        if not isinstance(node.expr, nodes.Const) and not isinstance(first.expr, nodes.Const):
+            node.expr = _filtered(node.expr, _weighed)
+        return node
 
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        if not isinstance(node.arg, nodes.Slice):
-            super().visit_Getitem(node, frame)
-            return
-        self.write("environment.passed(")
-        self.visit(node.node, frame)
-        self.write(")[")
-        self.visit(node.arg, frame)
-        self.write("]")
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        if isinstance(node.arg, nodes.Slice):
+            node.node = _filtered(node.node, _passed)
+        return self.generic_visit(node)
 
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.concatenated((")
-        for one in node.nodes:
-            self.visit(one, frame)
-            self.write(", ")
-        self.write("))")
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes), _concatenated)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        if node.test is not None:  # it also looks at items for which no block is entered
+            node.iter = _filtered(node.iter, _counted)
+        return self.generic_visit(node)
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        if not isinstance(node.key, nodes.Const):
+            node.key = _filtered(node.key, _weighed)
+        return self.generic_visit(node)
+
+
+def _filtered(node: nodes.Node, filter_: Callable[..., Any], *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, filter_.__name__, [*args], [], None, None)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -152,7 +156,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_paid)
         self.filters["tojson"] = _to_json
         self.filters = {name: _limited(name, one) for name, one in self.filters.items()}
-        self.filters |= {"weighed": _weighed, "counted": _counted}  # used by _Generator
+        self.filters |= {one.__name__: one for one in (_weighed, _counted, _found, _passed, _concatenated)}
         self.tests |= {name: _limited_test(name, one) for name, one in self.tests.items() if name in _COMPARING}
         self.globals["raise_exception"] = _refuse
         del self.globals["lipsum"]
@@ -162,44 +166,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return find_undeclared_variables(self.parse(source))
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        def paid(node: Any, name: str) -> Any:
-            return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=self)
-
-        for loop in source.find_all(nodes.For):
-            if loop.test is not None:  # the test also looks at items for which no block is entered
-                loop.iter = paid(loop.iter, "counted")
-        for pair in source.find_all(nodes.Pair):
-            if not isinstance(pair.key, nodes.Const):
-                pair.key = paid(pair.key, "weighed")
+        _Payments().visit(source)
+        source.set_environment(self)
         return super()._generate(source, *args, **kwargs)
-
-    @staticmethod
-    def weighed(value: Any) -> Any:
-        return _weighed(value)
-
-    @staticmethod
-    def found(value: Any, place: Any) -> bool:
-        """Return the result of the operator `in`. The work is first charged to the rendering's budget of time and
-        memory."""
-        _pay_for_search(value, place)
-        return value in place
-
-    @staticmethod
-    def passed(value: Any) -> Any:
-        """Return `value`, which the template slices. The work of the slice is charged to the rendering's budget of time
-        and memory."""
-        pay(_length(value) // SHARE)
-        return value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         return super().getitem(obj, _weighed(argument))
-
-    def concatenated(self, values: Sequence[Any]) -> str:
-        """Return the result of the operator `~`, the values joined as text. The work is first charged to the
-        rendering's budget of time and memory."""
-        for value in values:
-            _pay_for(value)
-        return "".join(map(str, values))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
@@ -282,6 +254,28 @@ def _pay_for_search(value: Any, place: Any) -> None:
     _weighed(value)
     if not isinstance(place, dict):
         pay(_length(place) // SHARE * (1 + (0 if isinstance(place, str) else (before - _spending.left) // SHARE)))
+
+
+def _found(value: Any, place: Any) -> bool:
+    """Return the result of the operator `in`. The work is first charged to the rendering's budget of time and
+    memory."""
+    _pay_for_search(value, place)
+    return value in place
+
+
+def _passed(value: Any) -> Any:
+    """Return `value`, which the template slices. The work of the slice is charged to the rendering's budget of time and
+    memory."""
+    pay(_length(value) // SHARE)
+    return value
+
+
+def _concatenated(values: Sequence[Any]) -> str:
+    """Return the result of the operator `~`, the values joined as text. The work is first charged to the rendering's
+    budget of time and memory."""
+    for value in values:
+        _pay_for(value)
+    return "".join(map(str, values))
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
