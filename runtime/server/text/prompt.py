@@ -453,10 +453,6 @@ class _TurnLayout(NamedTuple):
     is_given: bool = False
 
     @property
-    def text(self) -> str:
-        return "".join(atom.text for atom in self.atoms)
-
-    @property
     def images(self) -> list[ImagePiece]:
         return [atom for atom in self.atoms if isinstance(atom, ImagePiece)]
 

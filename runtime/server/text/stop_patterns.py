@@ -62,9 +62,6 @@ class Patterns:
         self._patterns = [(p, compiled(p), any(mark in p for mark in _LOOKS_AHEAD)) for p in dict.fromkeys(patterns)]
         self._seconds_left = ALLOWANCE
 
-    def __bool__(self) -> bool:
-        return bool(self._patterns)
-
     def first_end(self, text: str, n_old: int, is_whole: bool) -> tuple[int, str] | None:
         """Return (end, pattern) of the match that ends first, among those that end after the first `n_old` characters;
         None: there is none. Raises BadProgram if the patterns take too long.
