@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -64,6 +63,7 @@ def test_private_server_removes_its_directory_on_close(serve: Serve) -> None:
     assert server.is_alive
     assert is_running(engine)
     assert server.socket.parent.stat().st_mode & 0o777 == 0o700
+    assert len({os.getsid(pid) for pid in (os.getpid(), server.pid, engine)}) == 3, "each in a session of its own"
     server.close()
     server.close()
     assert not server.is_alive
@@ -82,23 +82,12 @@ def test_shared_server_removes_its_socket_but_not_the_directory(serve: Serve, tm
     serve({"socket": str(server.socket)}).close()
 
 
-@pytest.mark.usefixtures("new_interpreters")
-def test_server_and_engine_run_in_their_own_sessions(serve: Serve) -> None:
-    server = serve()
-    assert len({os.getsid(pid) for pid in (os.getpid(), server.pid, engine_pid(server))}) == 3
-
-
-def test_server_and_engine_ignore_sigint(serve: Serve) -> None:
+def test_server_and_engine_ignore_sigint_and_end_at_sigterm(serve: Serve) -> None:
     server = serve()
     engine = engine_pid(server)
     os.kill(server.pid, signal.SIGINT)
     os.kill(engine, signal.SIGINT)
     assert "server" in client.connect(server.socket).ask("stats")
-
-
-def test_sigterm_shuts_the_server_down(serve: Serve) -> None:
-    server = serve()
-    engine = engine_pid(server)
     os.kill(server.pid, signal.SIGTERM)
     assert server.wait(10) == 0
     assert not is_running(engine)
@@ -265,19 +254,6 @@ def test_failed_start_leaves_no_files_or_descriptors(tmp_path: Path, monkeypatch
 # ---- engines that die ----------------------------------------------------------------------------------------------
 
 
-def run_gen(join: Callable[..., client.Client], text: str, **rule: Any) -> tuple[client.Client, wire.Value]:
-    c = join(**rule)
-    program = c.program()
-    program.submit([wire.Append(0, (text,)), wire.Gen(0, 0, wire.Sampling(max_tokens=30))])
-    return c, program.future(0).result(20)
-
-
-def test_dead_engine_is_replaced(join: Callable[..., client.Client]) -> None:
-    c, value = run_gen(join, "kill me", say={"kill me": "still here"}, die_on="kill", once=True)
-    assert value.samples[0].text == "still here"
-    assert c.ask("stats")["server"]["engine_starts"] == 2
-
-
 def test_engine_killed_during_generation_loses_no_text(join: Callable[..., client.Client]) -> None:
     c = join(say={"count": " ".join(map(str, range(30)))}, step_ms=5)
     program = c.program()
@@ -292,9 +268,13 @@ def test_engine_killed_during_generation_loses_no_text(join: Callable[..., clien
 
 
 def test_prompt_that_kills_every_engine_fails_and_others_continue(join: Callable[..., client.Client]) -> None:
+    c = join(die_on="kill")
+
+    def value(text: str) -> wire.Value:
+        program = c.program()
+        program.submit([wire.Append(0, (text,)), wire.Gen(0, 0, wire.Sampling(max_tokens=2))])
+        return program.future(0).result(20)
+
     with pytest.raises(Quarantined, match="2 engines died"):
-        run_gen(join, "kill me", die_on="kill")
-    (c,) = client._ClientLoop.of_this_process().clients.values()
-    program = c.program()
-    program.submit([wire.Append(0, ("live",)), wire.Gen(0, 0, wire.Sampling(max_tokens=2))])
-    assert program.future(0).result(20).samples[0].n_tokens == 2
+        value("kill me")
+    assert value("live").samples[0].n_tokens == 2
