@@ -193,23 +193,20 @@ class ProgramFutures:
             left = max(0.0, limits.left - elapsed) if limits.timeout else 0.0
             deadline = max(_PASSED, limits.deadline - elapsed) if limits.deadline else 0.0
             limits = replace(limits, left=left, deadline=deadline)
+
+        def message(k: int, group: tuple[wire.Op, ...], is_last: bool) -> bytes:
+            submit = wire.Submit(self.number, self._n_sent + k, group, is_last, self.name, None if k else limits)
+            return wire.encode(submit)
+
         try:
-            data = wire.encode(wire.Submit(self.number, self._n_sent, ops, last, self.name, limits))
+            data = message(0, ops, last)
         except UnicodeEncodeError as e:
             raise BadProgram(f"a text of this program has {describe_surrogate(e)}", program=self.name) from None
         max_message = self._connection.welcome.max_message
         if splitting.fits(data, ops, max_message):
             return [data]
         groups = list(splitting.messages(ops, self._connection.templates, max_message))
-        return [
-            wire.encode(
-                wire.Submit(
-                    *(self.number, self._n_sent + k, group, last and k == len(groups) - 1, self.name),
-                    None if k else limits,
-                )
-            )
-            for k, group in enumerate(groups)
-        ]
+        return [message(k, group, last and k == len(groups) - 1) for k, group in enumerate(groups)]
 
     def _remember(self, ops: tuple[wire.Op, ...], last: bool) -> None:
         if self.is_durable:
