@@ -198,16 +198,6 @@ def test_unsupported_checkpoint_dtype_becomes_bfloat16_on_a_gpu() -> None:
     assert resolve(Config(), GPU, facts).dtype == "bfloat16"
 
 
-def test_cuda_without_a_gpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match="sees no GPU"):
-        resolve(Config(device="cuda"), CPU, SMALL)
-
-
-def test_context_beyond_the_models_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"513.*512"):
-        resolve(Config(context=513), CPU, SMALL)
-
-
 def test_kv_memory_is_counted_in_pages() -> None:
     page = 256 * 4 * 16
     assert resolve(Config(kv_memory=f"{100 * page}B"), CPU, SMALL).n_pages == 100
@@ -336,19 +326,6 @@ def test_window_runs_on_a_gpu() -> None:
     assert resolve(make(window=600), machine, SINKS).device == "cuda"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": MODEL.max_context, "context": 10**6}, f"supports at most {MODEL.max_context}; lower window"),
-        ({"window": 600, "sinks": 8, "context": 608}, "608 tokens together, but the context has only 608"),
-        ({"context": MODEL.max_context + 1}, "with window it may be longer"),
-    ],
-)
-def test_window_fits_between_the_model_and_the_context(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve(make(device="cpu", **options), Hardware(n_cores=1, free_memory=64 << 30), SINKS)
-
-
 # ---- the second tier -----------------------------------------------------------------------------------------------
 
 
@@ -358,19 +335,6 @@ def test_host_memory_is_counted_in_pages() -> None:
     assert resolved.n_host == 10
     assert any("second tier: 10 pages" in line for line in resolved.decisions)
     assert resolve(make(), CPU, SMALL).n_host == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"host_memory": "9GiB"}, OutOfMemory, "9216 MiB, but 8156 MiB are free"),  # 8 GiB less weights and KV
-        ({"host_memory": "8160MiB", "replicas": 2}, OutOfMemory, "8160 MiB, but 8120 MiB are free"),
-        ({"host_memory": "100B"}, ConfigError, "host_memory is 100B, but a page takes"),
-    ],
-)
-def test_unavailable_host_memory_is_refused(options: dict[str, str], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        resolve(make(**options), CPU, SMALL)
 
 
 def test_host_file_may_be_larger_than_memory() -> None:
@@ -395,18 +359,31 @@ def test_recurrent_states_and_pages_share_the_memory() -> None:
     assert plain.state_memory == 0
 
 
+RECURRENT = msgspec.structs.replace(SMALL, is_recurrent=True)
+
+
 @pytest.mark.parametrize(
-    ("options", "is_recurrent", "message"),
+    ("options", "model", "error", "message"),
     [
-        ({"speculate": "tree"}, True, "cannot be rolled back"),
-        ({"draft_model": "draft"}, True, "leave out draft_model"),
-        ({"host_file": "/tmp/x", "host_memory": "1MiB"}, True, "host_file keeps no recurrent states"),
-        ({"state_memory": "1MiB"}, False, "has none"),
+        ({"device": "cuda"}, SMALL, ConfigError, "sees no GPU"),
+        ({"context": 513}, SMALL, ConfigError, "513.*512 tokens; with window it may be longer"),
+        ({"window": 4096, "context": 10**6}, SINKS, ConfigError, "supports at most 4096; lower window"),
+        ({"window": 600, "sinks": 8, "context": 608}, SINKS, ConfigError, "608 tokens together, .* has only 608"),
+        # 8 GiB less weights and KV
+        ({"host_memory": "9GiB"}, SMALL, OutOfMemory, "9216 MiB, but 8156 MiB are free"),
+        ({"host_memory": "8160MiB", "replicas": 2}, SMALL, OutOfMemory, "8160 MiB, but 8120 MiB are free"),
+        ({"host_memory": "100B"}, SMALL, ConfigError, "host_memory is 100B, but a page takes"),
+        ({"speculate": "tree"}, RECURRENT, ConfigError, "cannot be rolled back"),
+        ({"draft_model": "draft"}, RECURRENT, ConfigError, "leave out draft_model"),
+        ({"host_file": "/tmp/x", "host_memory": "1MiB"}, RECURRENT, ConfigError, "host_file keeps no recurrent states"),
+        ({"state_memory": "1MiB"}, SMALL, ConfigError, "has none"),
     ],
 )
-def test_options_that_recurrent_states_exclude(options: dict[str, str], is_recurrent: bool, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve(make(**options), CPU, msgspec.structs.replace(SMALL, is_recurrent=is_recurrent))
+def test_options_that_do_not_fit_the_model_or_the_machine_are_refused(
+    options: dict[str, Any], model: ModelFacts, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        resolve(make(**options), CPU, model)
 
 
 def test_servers_that_share_engines_need_equal_options_but_for_those_of_servers_and_machines() -> None:

@@ -205,14 +205,6 @@ def test_text_is_accepted_in_single_byte_tokens(bench: Any) -> None:
     assert json.loads(text)
 
 
-def test_guides_of_one_constraint_are_independent(bench: Any) -> None:
-    compiled = bench.compile("json_schema", PERSON)
-    first, second = compiled.guide(), compiled.guide()
-    assert first.accept(bench.ids('{"name')) > 0
-    assert bench.allowed(second) == bench.allowed(compiled.guide())
-    assert compiled.n_bytes > 0
-
-
 def test_whitespace_of_style_any_is_bounded(bench: Any) -> None:
     guide = bench.guide("json_schema", {"type": "array", "items": {"type": "integer"}}, style="any")
     assert bench.accepts(guide, "[\n\t 1 ,\n 2]")

@@ -199,16 +199,3 @@ def test_broken_connection_is_seen_on_both_sides(tmp_path: Path, context: Contex
     time.sleep(0.05)
     with pytest.raises(zmq.ZMQError):
         router.send_multipart((name, b"are you there?"), zmq.NOBLOCK)
-
-
-def test_pair_carries_messages_in_both_directions(tmp_path: Path, context: Context) -> None:
-    server = ipc.pair(context, tmp_path / "e")
-    engine = context.socket(zmq.PAIR)
-    engine.connect(ipc.address(tmp_path / "e"))
-    engine.send(b"ready")
-    assert server.poll(5000)
-    assert server.recv() == b"ready"
-    server.send(b"run", zmq.NOBLOCK)
-    assert engine.poll(5000)
-    assert engine.recv() == b"run"
-    engine.close(0)
