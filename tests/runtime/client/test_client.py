@@ -474,11 +474,6 @@ def test_connect_does_not_wait_for_another_server_that_does_not_answer(
     assert c.welcome == WELCOME
 
 
-def test_connect_to_missing_socket_fails(tmp_path: Path) -> None:
-    with pytest.raises(ConnectFailed, match="there is no socket"):
-        connect(tmp_path / "nothing")
-
-
 @pytest.mark.parametrize("path", ["/tmp/\0a", f"tcp://{'a' * 64}:7100"])
 def test_connect_to_what_cannot_be_an_address_fails(path: str) -> None:
     with pytest.raises(ConnectFailed, match=r"null byte|idna"):
