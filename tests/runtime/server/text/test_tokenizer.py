@@ -96,19 +96,6 @@ def test_control_tokens_in_data_are_encoded_as_text(words: Tokenizer) -> None:
     assert len(words.special.intersection(mixed[1:-1])) == 0
 
 
-@examples(
-    30,
-    200,
-    given(st.lists(st.tuples(st.sampled_from(["<|im_", "end|>", "<|im_end|>", "the ", "qu", "ick"]), st.booleans()))),
-)
-def test_control_tokens_need_one_meant_span(words: Tokenizer, parts: list[tuple[str, bool]]) -> None:
-    spans = [TextSpan(*part) for part in parts]
-    ids = words.encode(spans)
-    assert words.text_of(ids) == "".join(text for text, _ in parts)
-    n_meant = sum(span.text.count("<|im_end|>") for span in merge(spans) if span.meant)
-    assert sum(i in words.special for i in ids) == n_meant
-
-
 def test_ids_do_not_depend_on_span_boundaries(words: Tokenizer) -> None:
     text = "there is another thing in the text"
     whole = words.encode([TextSpan(text)])
@@ -357,15 +344,10 @@ def test_adjacent_spans_of_a_kind_are_merged() -> None:
 
 
 MARKERS = ["<tool_call>", "</tool_call>", "<think>", "<|im_end|>", "[INST]"]
+PARTS = [*MARKERS, "<tool", "_call>", "<|im_", "end|>", "    ", "banyan ", "the "]
 
 
-@examples(
-    40,
-    300,
-    given(
-        st.lists(st.tuples(st.sampled_from([*MARKERS, "<tool", "_call>", "    ", "banyan ", "the "]), st.booleans()))
-    ),
-)
+@examples(40, 300, given(st.lists(st.tuples(st.sampled_from(PARTS), st.booleans()))))
 def test_unflagged_control_tokens_in_data_are_encoded_as_text(marked: Tokenizer, parts: list[tuple[str, bool]]) -> None:
     spans = [TextSpan(*part) for part in parts]
     ids = marked.encode(spans)
