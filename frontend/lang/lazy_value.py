@@ -107,12 +107,25 @@ class LazyValue(Expr):
     def copy_to(self, record: ProgramRecord, handle: StateHandle, previous: LazyValue | None, number: int) -> LazyValue:
         """Copy this lazy value of a recorded body into another run. record, handle: the program and state of that run.
         previous: as for the constructor. number: the value's number in that run."""
+        ref = self._copy()
+        ref.record, ref._handle, ref.previous, ref.number = record, handle, previous, number
+        handle.last_ref = number
+        return ref
+
+    def spliced(self) -> LazyValue:
+        """The lazy value for a place where this one is inserted: of a gen with tools, the prompt gets only the answer
+        there, without the turns of the tools."""
+        if self.caller is None:
+            return self
+        ref = self._copy()
+        ref.caller = ref.deltas = None
+        return ref
+
+    def _copy(self) -> LazyValue:
         ref = LazyValue.__new__(LazyValue)
         for name in LazyValue.__slots__:
             if name != "__weakref__":
                 setattr(ref, name, getattr(self, name))
-        ref.record, ref._handle, ref.previous, ref.number = record, handle, previous, number
-        handle.last_ref = number
         return ref
 
     def stream(self) -> None:

@@ -143,6 +143,8 @@ class StateBase:
                 leaf = self._generate(leaf, line, samplings, items)
             else:
                 parts.append(_wire_part(leaf))
+                if isinstance(leaf, LazyValue):
+                    leaf = leaf.spliced()
             items.append(leaf)
         record.add_text(state, parts)
         self._transcript.own.extend(items)

@@ -683,6 +683,29 @@ def test_stream_yields_the_answer_and_the_whole_prompt() -> None:
     assert asyncio.run(whole()) == state.text()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_spliced_answer_has_no_turns_of_tools(stream: bool) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("q") + bn.assistant(bn.gen("a", tools=[add]))
+        s += bn.user(f"{s.ref('a')}?") + bn.assistant(["So ", s.ref("a")])
+        (other,) = s.fork(1)
+        other += bn.assistant(bn.gen("b", tools=[add]))
+        s += bn.user(other.ref("b"))
+
+    call = {"add": {"a": 1, "b": 2}}
+    state = program.run(backend=bn.Mock({"a": [call, "three"], "b": [call, "3"]}), stream=stream)
+    assert [turn["content"] for turn in state.messages()[-4:]] == ["three", "three?", "So three", "3"]
+    assert [turn["role"] for turn in state.messages()].count("tool") == 1
+    assert "".join(state.text_iter()) == state.text()
+    assert len(state.tool_calls("a")) == 1
+
+    async def whole() -> str:
+        return "".join([text async for text in state.text_async_iter()])
+
+    assert asyncio.run(whole()) == state.text()
+
+
 def test_batch_items_call_their_own_tools() -> None:
     @bn.function
     def program(s: bn.State, k: int) -> None:
