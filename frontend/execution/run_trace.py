@@ -32,6 +32,12 @@ class Round(NamedTuple):
     text: str
     calls: tuple[ToolCall, ...]
 
+    def results(self, chat: wire.ChatMarkers) -> str:
+        """The text that the server appends between this turn and the next: markers and the results of the calls."""
+        begin, end = chat.roles.get("assistant", ("", ""))
+        before, after = chat.roles.get("tool", ("", ""))
+        return end + "".join(f"{before}{call.result}{after}" for call in self.calls) + begin
+
 
 class Sent(NamedTuple):
     """One message of a program. at: when it was sent, in seconds of time.monotonic(). why: what caused the flush."""

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
@@ -106,12 +106,12 @@ class Caller(ServerCallback):
             (first, *_) = e.exceptions
             self._stop(ToolError(str(first), line=self._line), first.__cause__ or first)
             return
-        calls = tuple(task.result() for task in tasks)
-        self.rounds.append(Round(called.text, calls))
+        ended = Round(called.text, tuple(task.result() for task in tasks))
+        self.rounds.append(ended)
         record = self._record()
         if self.full_text is not None and record is not None and record.backend.welcome.chat is not None:
-            self.full_text.put(_tool_turns(record.backend.welcome.chat, calls))
-        self._send(called.round, tuple(call.result for call in calls))
+            self.full_text.put(ended.results(record.backend.welcome.chat))
+        self._send(called.round, tuple(call.result for call in ended.calls))
 
     async def _call(self, number: int, call: wire.WireToolCall) -> ToolCall:
         start = time.monotonic()
@@ -255,13 +255,6 @@ class _Outcome(NamedTuple):
 
 class _Fatal(Exception):
     """A tool raised an exception that ends the program, such as SystemExit."""
-
-
-def _tool_turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
-    """The text that the server appends between two turns of the model: markers and the results of the calls."""
-    begin, end = chat.roles.get("assistant", ("", ""))
-    before, after = chat.roles.get("tool", ("", ""))
-    return end + "".join(f"{before}{call.result}{after}" for call in calls) + begin
 
 
 def _text(value: Any) -> str:

@@ -158,6 +158,10 @@ class History:
                     branch.joins.append((len(branch.items), child))
                     for item in child.items:
                         branch.items.append(item if item.kind == "marker" else item._replace(kind="joined"))
+            case wire.Read(ref=ref):
+                future = self._program.future(ref)
+                if future.done() and future.exception() is None:
+                    self._texts[ref] = future.result().samples[0].text
             case wire.Drop(tree=tree):
                 for dropped in branch.subtree() if tree else (branch,):
                     dropped.is_dropped = True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from banyan.runtime.errors import Cancelled, ConfigError
 from banyan.runtime.protocol import wire
-from banyan.views.history import GenHistory, History, usage_of
+from banyan.views.history import GenHistory, History, PromptItem, usage_of
 from banyan.views.notebook import LiveDisplay, in_notebook
 from banyan.views.usage import Usage
 
@@ -45,14 +45,20 @@ def text_so_far(record: ProgramRecord, state: int, streamed: Mapping[int, str]) 
 
     streamed: number of a gen in a program that streams -> its text so far, which stands before the note.
     """
-    parts = []
+    parts, chat = list[str](), record.backend.welcome.chat
     for item in History(record, state).root.prompt:
         gen = item.gen if item.is_output else None
         if gen is None or gen.value is not None:
-            parts.append(item.text)
+            parts.append(_text(item, chat))
         else:
             parts.append(f"{streamed.get(gen.op.ref, '')}[{_status(gen)}]")
     return "".join(parts)
+
+
+def _text(item: PromptItem, chat: wire.ChatMarkers | None) -> str:
+    """The text of a piece of a prompt. That of a gen begins with the turns of its tools."""
+    turns = "" if item.gen is None or chat is None else "".join(one.text + one.results(chat) for one in item.gen.rounds)
+    return turns + item.text
 
 
 def _status(gen: GenHistory) -> str:
@@ -119,18 +125,18 @@ def snippet(record: ProgramRecord, state: int, streamed: Mapping[int, str]) -> s
 
     streamed: number of a gen under way -> its text so far, in a program that streams.
     """
-    history = History(record, state)
+    history, chat = History(record, state), record.backend.welcome.chat
     parts = []
     for item in history.root.prompt:
         gen = item.gen if item.is_output else None
         if gen is None:
             style = "opacity:.55" if item.kind == "marker" else ""
-            parts.append(f'<span style="{style}">{escape(item.text)}</span>')
+            parts.append(f'<span style="{style}">{escape(_text(item, chat))}</span>')
         elif gen.value is not None:
             title = escape(f"{gen.label}, {gen.op.line}")
             color = "rgba(161,63,184,.2)" if isinstance(gen.op, wire.Select) else "rgba(79,91,213,.2)"
             style = f"background:{color};border-radius:3px;padding:1px 0"
-            parts.append(f'<span style="{style}" title="{title}">{escape(gen.text)}</span>')
+            parts.append(f'<span style="{style}" title="{title}">{escape(_text(item, chat))}</span>')
         else:
             parts.append(escape(streamed.get(gen.op.ref, "")))
             parts.append(f'<em style="opacity:.7">[{escape(_status(gen))}]</em>')

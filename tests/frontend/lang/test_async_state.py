@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -119,6 +120,34 @@ def test_blocking_calls_in_async_programs_are_refused(run_loop: Any, slow_mock: 
         chat.run("q")
     with pytest.raises(bn.BadProgram, match=r"`asyncio.run\(chat.run_batch_async\(...\)\)`"):
         chat.run_batch([("q",)])
+
+
+def test_str_of_an_async_state_is_its_whole_text(run_loop: Any) -> None:
+    @bn.tool
+    def add(a: int, b: int) -> int:
+        "Add."
+        return a + b
+
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        with s.var_scope("block"):
+            s += bn.user("q") + bn.assistant("So " + bn.gen("a", tools=[add]) + ".")
+        branches = s.fork(2)
+        branches += bn.assistant(bn.gen("b", tools=[add]))
+        branches.join("concat")
+        s += bn.user(s.ref("block") + s.ref("a"))
+        s.adopt(s.fork(1)[0])
+
+    def answer(prompt: str, name: str) -> Any:
+        return "3" if prompt.endswith("3<|im_end|>\n<|im_start|>assistant\n") else {"add": {"a": 1, "b": 2}}
+
+    async def main() -> None:
+        state = await program.run_async(backend=bn.Mock(answer))
+        assert str(state) == f"{state}" == await state.text()
+        assert re.search("tool\n3.*tool\n3.*tool\n3", re.sub("<[^>]*>", "", state._repr_html_()), re.DOTALL)
+        assert len(state._record.trace.rounds) == 3
+
+    run_loop(main())
 
 
 def test_methods_and_bound_programs_can_be_async(run_loop: Any, slow_mock: bn.Mock) -> None:
