@@ -286,8 +286,7 @@ def _ended_program(value: Any, error: errors.ProgramError) -> bool:
     """Whether `error`, raised by reading `value`, comes from a limit of the whole program, not of one branch."""
     if not isinstance(error, errors.DeadlineExceeded | errors.BudgetExceeded):
         return False
-    ref = value.ref if isinstance(value, ReasoningText) else value
-    return (isinstance(ref, LazyValue) and ref.record.failure is not None) or errors.is_limit_of_run(error)
+    return any(ref.record.failure is not None for ref in lazy_values(value)) or errors.is_limit_of_run(error)
 
 
 # The functions below take what a variable holds: a LazyValue, a ReasoningText, JoinedValues or an object of the user.

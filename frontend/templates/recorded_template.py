@@ -195,14 +195,9 @@ def _lazy_values(state: StateBase, value: Any) -> Iterator[LazyValue]:
     """All lazy values that can be reached from the state and from `value`, which the body returned."""
     found: list[Any] = [*state._transcript, *state._values.values(), state._transcript.last, value]
     while found:
-        one = found.pop()
-        if isinstance(one, JoinedValues):
-            found += one.values
-        elif isinstance(one, ReasoningText):
-            found.append(one.ref)
-        elif isinstance(one, LazyValue):
-            yield one
-            found.append(one.previous)
+        for ref in lazy_values(found.pop()):
+            yield ref
+            found.append(ref.previous)
 
 
 def _replaced(value: Any, new: Mapping[Any, Any], arguments: Sequence[Any]) -> Any:
