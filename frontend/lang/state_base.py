@@ -578,14 +578,10 @@ class StateBase:
         """
         self._check_open()
         branch._check_open()
-        items = branch._transcript.since(self._transcript) if branch._record is self._record else None
-        if items is None:
+        if branch._record is not self._record or not self._transcript.adopt(branch._transcript):
             raise BadProgram(
                 "only a branch of this state can be adopted, and only while nothing was appended here since its fork"
             )
-        for item in items:
-            self._transcript.own.put(item)
-        self._transcript.adopt(branch._transcript)
         self._seed = branch._seed
         for name, value in branch._values.items():
             if name not in self._values or self._values[name] is not value:
@@ -824,8 +820,7 @@ class Group(Generic[S]):
                     f"the open turn {role} and {now!r} in its parent now; they must be the same to be joined"
                 )
         for branch in self._states:
-            for item in branch._transcript.own.items:
-                parent._transcript.own.put(item)
+            parent._transcript.own.extend(branch._transcript.own.items)
             branch._closed = "was appended to its parent"
         parent._record.add(wire.Join(parent._handle.number, tuple(branch._handle.number for branch in self._states)))
 

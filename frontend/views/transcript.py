@@ -53,19 +53,16 @@ class Transcript:
         """The inherited items, and the own items that exist now."""
         return chain(self._before(), tuple(self.own.items))
 
-    def since(self, ancestor: Transcript) -> list[Item] | None:
-        """The items that `self` has after the items of `ancestor`. None: `ancestor` is not a transcript that `self` was
-        forked from, directly or over other branches, or items were appended to `ancestor` after that fork."""
-        for k, (items, n) in enumerate(self._inherited):
-            if items is ancestor.own.items:
-                between = chain.from_iterable(islice(*one) for one in self._inherited[k + 1 :])
-                return [*between, *self.own.items] if n == len(items) else None
-        return None
-
-    def adopt(self, other: Transcript) -> None:
-        """Continue with the open role, the last lazy value and the seed counter (`n_draws`) of `other`, a branch whose
-        items the caller has appended already."""
-        self.role, self.last, self.n_draws = other.role, other.last, other.n_draws
+    def adopt(self, branch: Transcript) -> bool:
+        """Continue as `branch`: take its later items, open role, last lazy value and seed counter. False: it was not
+        forked from this transcript, directly or over other branches, or items were appended here after that fork."""
+        for k, (items, n) in enumerate(branch._inherited):
+            if items is self.own.items and n == len(items):
+                between = chain.from_iterable(islice(*one) for one in branch._inherited[k + 1 :])
+                self.own.extend([*between, *branch.own.items])
+                self.role, self.last, self.n_draws = branch.role, branch.last, branch.n_draws
+                return True
+        return False
 
     def follow(self, until_end: bool) -> Iterator[Item]:
         """The items so far and, if `until_end`, those appended until the body ends. Raises the error of the body."""
