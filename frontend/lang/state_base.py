@@ -276,8 +276,8 @@ class StateBase:
             budget=options.budget or 0,
             priority=options.priority,
             deadline=options.deadline or 0.0,
-            adapter=self._adapter(options.adapter),
-            chat_template_kwargs=self._template_kwargs(options.chat_template_kwargs),
+            adapter=self._text_option("adapter", options.adapter),
+            chat_template_kwargs=self._text_option("chat_template_kwargs", options.chat_template_kwargs),
         )
 
     def _select_op(self, leaf: SelectExpr, ref: LazyValue, seed: int | None) -> wire.Select:
@@ -297,21 +297,16 @@ class StateBase:
             ref.name[:MAX_NAME],
             ref.line,
             leaf.timeout or 0.0,
-            self._adapter(leaf.adapter),
+            self._text_option("adapter", leaf.adapter),
             client_decides=leaf.decide is not None,
-            chat_template_kwargs=self._template_kwargs(leaf.chat_template_kwargs),
+            chat_template_kwargs=self._text_option("chat_template_kwargs", leaf.chat_template_kwargs),
         )
 
-    def _adapter(self, name: str | None) -> str:
-        """The name of the adapter (LoRA) for a gen or select; "": none. name: the value of its own option `adapter`;
-        None: the run's option applies."""
-        return (self._record.options.adapter if name is None else name) or ""
-
-    def _template_kwargs(self, own: Any) -> str:
-        """The variables for the chat template, as JSON text; "" for none. own: the value of the option
-        `chat_template_kwargs` of the gen or select; None: the run's option applies."""
-        kwargs: Any = self._record.options.chat_template_kwargs if own is None else own  # never a dict; see GenOptions
-        return kwargs or ""
+    def _text_option(self, name: Literal["adapter", "chat_template_kwargs"], own: Any) -> str:
+        """The value of an option that is text by now (see GenOptions), for a gen or select; "": none. own: the value
+        that was given to the gen or select; None: the run's value applies."""
+        value: str | None = getattr(self._record.options, name) if own is None else own
+        return value or ""
 
     def _lazy_values(self) -> list[LazyValue]:
         """The lazy values in the prompt of this state: the outputs of its gens and selects, and other values that were
