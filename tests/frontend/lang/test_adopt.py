@@ -156,43 +156,6 @@ def test_drop_leaves_what_others_need_of_branches_that_are_not_forked_yet(way: s
 # ---- join ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["concat", "concate_and_append"])
-def test_join_concat_appends_the_branch_texts(mode: Any, run: Any) -> None:
-    def body(s: bn.State) -> None:
-        s += "list:"
-        forks = s.fork(3)
-        forks += lambda i: f" {i}." + bn.gen("x")
-        forks.join(mode)
-
-    assert run(body).text() == "list: 0.<x> 1.<x> 2.<x>"
-
-
-def test_gather_names_the_failed_branch(run: Any, echo: Any, branches: Any) -> None:
-    def body(s: bn.State) -> None:
-        branches(s, "0", "1!", "2").join()
-
-    state = run(body, bn.Mock(echo))
-    with pytest.raises(bn.ForkError, match="branch 1 failed") as e:
-        state["a"]
-    assert e.value.index == 1
-    with pytest.raises(bn.ForkError):
-        state.value("a")
-    with pytest.raises(bn.ForkError):
-        state.get_meta_info("a")
-
-
-def test_gather_can_collect_errors(run: Any, echo: Any, branches: Any) -> None:
-    def body(s: bn.State) -> None:
-        branches(s, "0", "1!", "2").join(on_error="collect")
-
-    state = run(body, bn.Mock(echo))
-    first, error, last = state["a"]
-    assert (first, last) == ("0", "2")
-    assert isinstance(error, bn.ForkError)
-    assert error.index == 1
-    assert isinstance(error.__cause__, bn.ProgramError)
-
-
 def test_cancelled_program_is_not_a_failed_branch(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         branches(s, "0", "1").join(on_error="collect")
@@ -201,19 +164,6 @@ def test_cancelled_program_is_not_a_failed_branch(run: Any, echo: Any, branches:
     state.cancel()
     with pytest.raises(bn.Cancelled):
         state["a"]
-
-
-def test_invalid_joins_are_refused(run: Any) -> None:
-    def body(s: bn.State) -> None:
-        forks = s.fork(2)
-        with pytest.raises(bn.BadProgram, match="'gather_variable' or 'concat'"):
-            forks.join("sum")  # type: ignore[arg-type]
-        with pytest.raises(bn.BadProgram, match="a failed branch has no text"):
-            forks.join("concat", on_error="collect")
-        with pytest.raises(bn.BadProgram, match="adopt one of them"):
-            s.beam(1, "x", depth=2).join("concat")
-
-    run(body)
 
 
 # ---- random operations ---------------------------------------------------------------------------------------------

@@ -138,12 +138,13 @@ def test_nested_forks_gather_nested_lists(mock: bn.Mock) -> None:
     assert run(body)["x"] == [["<x>"] * 3] * 2
 
 
-def test_concat_appends_the_branch_texts(mock: bn.Mock) -> None:
+@pytest.mark.parametrize("mode", ["concat", "concate_and_append"])
+def test_concat_appends_the_branch_texts(mock: bn.Mock, mode: Any) -> None:
     def body(s: bn.State) -> None:
         s += bn.assistant_begin() + "list:"
         forks = s.fork(2)
         forks += lambda i: f" {i}." + bn.gen("x")
-        forks.join("concate_and_append")
+        forks.join(mode)
         s += " end" + bn.assistant_end()
         assert "x" not in s
         with pytest.raises(bn.BadProgram, match="takes no more text"):
@@ -206,6 +207,10 @@ def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.BadProgram, match="'gather_variable' or 'concat'"):
             s.fork(1).join("sum")  # type: ignore[arg-type]
+        with pytest.raises(bn.BadProgram, match="a failed branch has no text"):
+            s.fork(1).join("concat", on_error="collect")
+        with pytest.raises(bn.BadProgram, match="adopt one of them"):
+            s.beam(1, "x", depth=2).join("concat")
         with pytest.raises(bn.BadProgram, match="0 branches"):
             s.fork(0)
         with pytest.raises(bn.BadProgram, match=r"fork\(\['a', 'b'\]\): fork takes the number of branches; `branches"):
@@ -364,8 +369,12 @@ def failing_second_branch() -> bn.Mock:
 
 def test_failed_joined_branch_raises_where_the_parent_is_collected() -> None:
     state = two_branches.run(backend=failing_second_branch())
-    with pytest.raises(bn.ForkError, match="branch 1 failed: the script of the Mock raised ValueError: no"):
+    with pytest.raises(bn.ForkError, match="branch 1 failed: the script of the Mock raised ValueError: no") as raised:
         state.sync()
+    assert raised.value.index == 1
+    for read in (state.__getitem__, state.value, state.get_meta_info):
+        with pytest.raises(bn.ForkError, match="branch 1 failed"):
+            read("g")
     assert isinstance(state.error(), bn.ForkError)
     with pytest.raises(bn.ForkError):
         two_branches.run(backend=failing_second_branch(), use_thread=False)
@@ -380,7 +389,11 @@ def test_failed_joined_branch_raises_where_the_parent_is_collected() -> None:
 def test_collected_error_and_dropped_branch_do_not_fail_the_parent() -> None:
     collected = two_branches.run("collect", backend=failing_second_branch())
     collected.sync()
-    assert isinstance(collected["g"][1], bn.ForkError)
+    first, error = collected["g"]
+    assert first == "fine"
+    assert isinstance(error, bn.ForkError)
+    assert error.index == 1
+    assert isinstance(error.__cause__, bn.ProgramError)
     two_branches.run(drops=True, backend=bn.Mock("slow", latency=0.2)).sync()
 
 

@@ -12,13 +12,13 @@ import banyan as bn
 from banyan.runtime.protocol import wire
 
 
-def run(sample: wire.Sample, **options: Any) -> bn.State:
+def run(sample: wire.Sample, options: Any = None, **run_options: Any) -> bn.State:
     @bn.function
     def program(s: bn.State) -> None:
-        s += "prompt" + bn.gen("x", **options)
+        s += "prompt" + bn.gen("x", **options or {})
         s["set"] = 1
 
-    return program.run(backend=bn.Mock(lambda prompt, name: sample))
+    return program.run(backend=bn.Mock(lambda prompt, name: sample), **run_options)
 
 
 def test_samples_are_a_list_and_the_prompt_continues_with_the_first() -> None:
@@ -81,28 +81,13 @@ LOGPROBS = (wire.TokenLogprob(5, "t", -0.5, ((5, "t", -0.5), (6, "u", -1.5))),)
 
 @pytest.mark.parametrize("with_text", [False, True])
 def test_meta_info_holds_logprobs(with_text: bool) -> None:
-    state = run(
-        wire.Sample("t", "stop", logprobs=LOGPROBS),
-        return_logprob=True,
-        top_logprobs_num=2,
-        return_text_in_logprobs=with_text,
-    )
+    options = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": with_text}
+    sample = wire.Sample("t", "stop", logprobs=LOGPROBS)
     t, u = ("t", "u") if with_text else (None, None)
-    meta = state.get_meta_info("x")
-    assert meta["output_token_logprobs"] == [(-0.5, 5, t)]
-    assert meta["output_top_logprobs"] == [[(-0.5, 5, t), (-1.5, 6, u)]]
-
-
-def test_logprob_options_are_sent() -> None:
-    backend = bn.Mock("x")
-
-    @bn.function
-    def program(s: bn.State) -> None:
-        s += bn.gen("x", max_tokens=0, top_logprobs_num=4)
-
-    program.run(return_logprob=True, return_text_in_logprobs=True, backend=backend)
-    assert isinstance(op := backend.calls[0].op, wire.Gen)
-    assert (op.sampling.logprobs, op.sampling.top_logprobs, op.sampling.max_tokens) == (True, 4, 0)
+    for state in (run(sample, options), run(sample, **options)):
+        meta = state.get_meta_info("x")
+        assert meta["output_token_logprobs"] == [(-0.5, 5, t)]
+        assert meta["output_top_logprobs"] == [[(-0.5, 5, t), (-1.5, 6, u)]]
 
 
 def meta_info_of(value: wire.Value, *expr: Any) -> dict[str, Any]:

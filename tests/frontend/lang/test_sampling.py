@@ -33,6 +33,8 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("ignore_eos", True, "ignore_eos", True),
     ("seed", 11, "seed", 11),
     ("return_logprob", True, "logprobs", True),
+    ("logprob_start_len", 2, "logprob_start", 2),
+    ("top_logprobs_num", 2, "top_logprobs", 2),
     ("stop_regex", ["a+", "b"], "stop_regex", ("a+", "b")),
     ("stop_regex", "a+", "stop_regex", ("a+",)),
 ]
@@ -142,12 +144,10 @@ def test_chat_template_kwargs_are_sent_with_gens_and_selects(mock: bn.Mock) -> N
 def test_every_gen_option_is_a_run_option() -> None:
     assert RUN_OPTIONS - {"stream", "backend", "use_thread", "retries", "durable"} == set(GenOptions.__struct_fields__)
     tested_here = {name for name, *_ in OPTIONS}
-    # test_lazy_value.py, and below
-    tested_in_meta_info = {"max_new_tokens", "top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}
-    limits = {"timeout", "budget", "priority", "deadline"}  # test_run_limits.py, test_urgency.py
-    assert tested_here | tested_in_meta_info | limits | {"adapter", "chat_template_kwargs"} == set(
-        GenOptions.__struct_fields__
-    )
+    tested_below = {"max_new_tokens", "adapter", "chat_template_kwargs"}
+    elsewhere = {"return_text_in_logprobs", "timeout", "budget", "priority", "deadline"}
+    # test_lazy_value.py, test_run_limits.py, test_urgency.py
+    assert tested_here | tested_below | elsewhere == set(GenOptions.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -220,12 +220,6 @@ def test_alternatives_imply_logprobs_unless_these_are_off(
     single_gen.run(gen_options, **run_options)
     sent = sampling(mock)
     assert (sent.logprobs, sent.top_logprobs, sent.logprob_start) == expected
-
-
-def test_logprob_start_len_is_sent(mock: bn.Mock) -> None:
-    single_gen.run({"logprob_start_len": -1})  # only the output's logprobs
-    single_gen.run({"logprob_start_len": 2, "return_logprob": True})
-    assert sampling(mock).logprob_start == 2
 
 
 def test_run_without_thread_waits_for_all_gens(mock: bn.Mock) -> None:

@@ -33,17 +33,8 @@ def test_checkers_know_every_option() -> None:
 def test_mypy_reports_exactly_the_wrong_calls(tmp_path: Path) -> None:
     config = tmp_path / "mypy.ini"  # a user's: nothing in it says where the package is
     config.write_text("[mypy]\nstrict = True\n")
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file",
-        str(config),
-        "--no-error-summary",
-        "-O",
-        "json",
-        str(CALLS),
-    ]
+    options = ["--config-file", str(config), "--no-error-summary", "-O", "json"]
+    command = [sys.executable, "-m", "mypy", *options, str(CALLS)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {one["line"] for one in found if one["severity"] == "error"} == WRONG, done.stdout + done.stderr

@@ -35,22 +35,6 @@ def multi_turn(s, question_1, question_2):  # type: ignore[no-untyped-def]
 
 
 @sgl.function
-def halves(s):  # type: ignore[no-untyped-def]
-    s += sgl.system_begin() + "S" + sgl.system_end()
-    s += sgl.user_begin() + "U" + sgl.user_end()
-    s += sgl.assistant_begin() + sgl.gen("x") + sgl.assistant_end()
-
-
-@sgl.function
-def state_methods(s):  # type: ignore[no-untyped-def]
-    s.system("S")
-    with s.user():
-        s += "U"
-    with s.assistant():
-        s += sgl.gen("x", temperature=0) + "!"
-
-
-@sgl.function
 def few_shot(s, question):  # type: ignore[no-untyped-def]
     s += "Q: 1?\nA: one\n\n"
     s += "Q: " + question + "\n"
@@ -139,7 +123,6 @@ def echo(prompt: str, name: str) -> str:
     return f"<{name}>"
 
 
-S, U = turn("system", "S"), turn("user", "U")
 CASES = [
     Case(
         multi_turn,
@@ -152,8 +135,6 @@ CASES = [
         + turn("assistant", "<answer_2>"),
         {"answer_1": "<answer_1>", "answer_2": "<answer_2>"},
     ),
-    Case(halves, {}, echo, S + U + turn("assistant", "<x>"), {"x": "<x>"}),
-    Case(state_methods, {}, echo, S + U + turn("assistant", "<x>!"), {"x": "<x>"}),
     Case(few_shot, {"question": "2?"}, " two\nQ: 3?", "Q: 1?\nA: one\n\nQ: 2?\nA: two", {"answer": " two"}),
     Case(
         tool_use,
@@ -225,16 +206,6 @@ def test_every_way_to_run_gives_the_same_result(case: Case, run_case: Callable[[
         assert name in state
     assert state.ret_value == case.ret_value
     assert state.error() is None
-
-
-def test_chat_program_has_messages() -> None:
-    assert by_run(CASES[0]).messages() == [
-        {"role": "system", "content": "You are a helpful assistant."},
-        {"role": "user", "content": "Q1"},
-        {"role": "assistant", "content": "<answer_1>"},
-        {"role": "user", "content": "Q2"},
-        {"role": "assistant", "content": "<answer_2>"},
-    ]
 
 
 @pytest.mark.parametrize(("default", "expected"), [("", ""), ("Be good.", "<system>Be good.</system>")])

@@ -284,33 +284,21 @@ def test_argument_whose_text_is_changed_counts_as_inspected() -> None:
 
 def test_text_that_no_slot_can_send_is_appended_by_the_body() -> None:
     @bn.function
-    def asks(s: bn.State, x: str) -> None:
-        s += bn.user(x) + bn.assistant(bn.gen("o"))
+    def asks(s: bn.State, x: str, y: str = "") -> None:
+        s += bn.user(x + y) + bn.assistant(bn.gen("o"))
 
     backend, compiled = TemplateMock(), compile(asks)
     compiled.run("one", backend=backend)
     for name in ("first", "second"):
         x = f"Name one. {bn.gen(name)}"
-        expected = results_of(asks.run(x, backend=bn.Mock(script)))
-        assert name in expected["variables"]
-        assert results_of(compiled.run(x, backend=backend)) == expected
+        for arguments in ((x,), (x, "and")):
+            expected = results_of(asks.run(*arguments, backend=bn.Mock(script)))
+            assert name in expected["variables"]
+            assert results_of(compiled.run(*arguments, backend=backend)) == expected
     with pytest.raises(bn.BadProgram, match="character 1 of this text"):
         compiled.run("x\ud800", backend=backend)
     assert compiled.run("zwölf", backend=backend)["o"]
     assert backend.sent[-1] == wire.Use(0, 0, ("zwölf",))
-
-
-def test_argument_that_holds_a_gen_takes_no_template() -> None:
-    @bn.function
-    def asks(s: bn.State, x: str, y: str) -> None:
-        s += x + y + bn.gen("o")
-
-    backend, compiled = TemplateMock(), compile(asks)
-    for i in range(3):
-        x = f"Name one. {bn.gen(f'n{i}')}"
-        expected = results_of(asks.run(x, "and", backend=bn.Mock(script)))
-        assert results_of(compiled.run(x, "and", backend=backend)) == expected
-    assert compiled.run("one", "and", backend=backend)["o"]
     assert backend.n_defined == 1
 
 

@@ -239,6 +239,9 @@ async def numbers() -> AsyncIterator[int]:
     yield 1
 
 
+NO_TEXT = ", which has no text; make it a str or a dict"
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -246,25 +249,16 @@ async def numbers() -> AsyncIterator[int]:
         (lambda: (x for x in [1]), "an iterator of class generator; return a list of its items"),
         (lambda: {"rows": iter([1])}, "an iterator of class list_iterator; return a list of its items"),
         (numbers, "an iterator of class async_generator; return a list of its items"),
-        (Opaque, "an object of class Opaque, which has no text; make it a str or a dict"),
-        (
-            lambda: [{"a": Opaque()}],
-            "an object of class Opaque, which has no text; make it a str or a dict",
-        ),
+        (Opaque, f"an object of class Opaque{NO_TEXT}"),
+        (lambda: [{"a": Opaque()}], f"an object of class Opaque{NO_TEXT}"),
         (lambda: ask.run("q"), "State; return the text of a variable, such as state['x']"),
         (lambda: b"text", "bytes; return a str, such as value.decode()"),
         (lambda: {"a": [bytearray(1)]}, "bytearray; return a str, such as value.decode()"),
-        (lambda: numbers, "an object of class function, which has no text; make it a str or a dict"),
-        (
-            lambda: Cursor().__iter__,
-            "an object of class method, which has no text; make it a str or a dict",
-        ),
-        (threading.Lock, "an object of class lock, which has no text; make it a str or a dict"),
-        (lambda: lambda: 1, "an object of class function, which has no text; make it a str or a dict"),
-        (
-            lambda: Opaque().__str__,
-            "an object of class method-wrapper, which has no text; make it a str or a dict",
-        ),
+        (lambda: numbers, f"an object of class function{NO_TEXT}"),
+        (lambda: Cursor().__iter__, f"an object of class method{NO_TEXT}"),
+        (threading.Lock, f"an object of class lock{NO_TEXT}"),
+        (lambda: lambda: 1, f"an object of class function{NO_TEXT}"),
+        (lambda: Opaque().__str__, f"an object of class method-wrapper{NO_TEXT}"),
     ],
 )
 def test_result_without_a_text_is_an_error(make: Callable[[], Any], text: str) -> None:

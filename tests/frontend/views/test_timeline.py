@@ -105,7 +105,6 @@ def test_timeline_shows_slices_flows_and_sends(tmp_path: Path) -> None:
     state = program.run(backend=bn.Mock("x", latency=0.02))
     events = trace_of(state, path=path)
     assert json.loads(path.read_text())["traceEvents"] == events
-    assert_nested(events)
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert names == {
         1: "body",
@@ -209,7 +208,6 @@ def test_parallel_tools_have_separate_tracks() -> None:
         TimeSpan("tool", name, began + start, began + end, 0, "x.py:1", error) for name, start, end, error in spans
     ]
     events = trace_of(state)
-    assert_nested(events)
     tools = [event for event in events if event["tid"] >= FIRST_TOOL and event["ph"] == "X"]
     tracks = {event["name"]: event["tid"] - FIRST_TOOL for event in tools}
     assert tracks == {"a": 0, "b": 1, "c": 1, "d": 0}

@@ -29,6 +29,7 @@ def program(s: bn.State) -> None:
     forks = s.fork(2)
     forks += bn.gen("b")
     s["forks"] = forks
+    s.text()  # reads without a gen are not counted
     s += bn.gen()
 
 
