@@ -168,6 +168,8 @@ _WRITTEN = {
     "$": r"\Z",
     ".": r"[^\n\r\u2028\u2029]",
     "(?<": "(?P<",
+    "[]": "(?!)",
+    "[^]": r"[\s\S]",
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
     r"\w": "[A-Za-z0-9_]",
@@ -175,7 +177,12 @@ _WRITTEN = {
     r"\b": r"(?a:\b)",
     r"\B": r"(?a:\B)",
 }
-_WRITTEN_IN_CLASS = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\D": "", r"\W": ""}
+_WRITTEN_IN_CLASS = {
+    r"\d": "0-9",
+    r"\D": "\0-/:-\U0010ffff",
+    r"\w": "A-Za-z0-9_",
+    r"\W": "\0-/:-@\\[-\\^`{-\U0010ffff",
+}
 """Syntax that differs between ECMA-262 and Python: ECMA-262's form -> Python's form."""
 
 
@@ -186,21 +193,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _written(token: re.Match[str]) -> str:
-    return _class(token[0]) if token[0][0] == "[" else _WRITTEN.get(token[0], token[0])
-
-
-def _class(text: str) -> str:
-    r"""Translate a character class such as [\w-] from ECMA-262's syntax to Python's.
-
-    \D and \W mean other characters in Python, so each is written as a negated class, such as [^0-9]. Python allows no
-    class inside a class. So [\D5] becomes (?:[^0-9]|[5]).
-    """
-    if text in ("[]", "[^]"):  # in ECMA-262, they match nothing and anything
-        return "(?!)" if text == "[]" else r"[\s\S]"
-    wide = [_WRITTEN[escape] for escape in (r"\D", r"\W") if escape in re.findall(r"\\.", text, re.DOTALL)]
-    text = re.sub(r"\\.", lambda escape: _WRITTEN_IN_CLASS.get(escape[0], escape[0]), text, flags=re.DOTALL)
-    if not wide:
-        return text
-    is_negated, listed = text[1] == "^", text[1:-1].removeprefix("^")
-    one_of = "|".join([*wide, *([f"[{listed}]"] if listed else [])])
-    return rf"(?:(?!{one_of})[\s\S])" if is_negated else f"(?:{one_of})"
+    """Translate a token from ECMA-262's syntax to Python's: a character class, an escape, or another character."""
+    text = token[0]
+    if text[0] != "[" or text in _WRITTEN:
+        return _WRITTEN.get(text, text)
+    return re.sub(r"\\.", lambda escape: _WRITTEN_IN_CLASS.get(escape[0], escape[0]), text, flags=re.DOTALL)
