@@ -9,6 +9,7 @@ import datetime
 import enum
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from inspect import Parameter, isfunction, signature
 from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
@@ -180,18 +181,21 @@ def _from_type(kind: Any, spelling: str) -> OutputType:
     if kind in (int, float):
         return _from_dtype(kind)
     if kind is bool:
-        return _from_choices("bool", [("True", True), ("False", False)])
+        return _from_choices("bool", [True, False])
     if get_origin(kind) is Literal:
         if any(isinstance(value, bytes) for value in get_args(kind)):
             raise TypeError("the text of a gen is str, not bytes; write the values as str")
-        return _from_choices(_label(kind), [(_text(value), value) for value in get_args(kind)])
+        return _from_choices(_label(kind), get_args(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _from_choices(kind.__name__, [(_text(member), member) for member in kind])
+        return _from_choices(kind.__name__, list(kind))
     if isinstance(kind, re.Pattern):
         return _from_pattern(kind)
     if kind in list(_DATES):  # a list: not all types have a hash
         return OutputType(kind.__name__, ConstraintSpec("regex", _DATES[kind]), kind.fromisoformat)
-    return _from_json_type(_arguments(kind) if isfunction(kind) else kind)
+    if isfunction(kind):
+        kind = _arguments(kind)
+    schema, decode = json_type(kind)
+    return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(schema, ensure_ascii=False)), decode)
 
 
 _DATES: dict[Any, str] = {
@@ -227,26 +231,20 @@ def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
     return OutputType(f"match of {pattern.pattern!r:.80}", spec, parse)
 
 
-def _text(value: Any) -> str:
-    """The text by which the model writes a value of a Literal or an Enum."""
-    return str(value.value if isinstance(value, enum.Enum) else value)
-
-
-def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
-    values = dict(choices)
-    texts = [text for text, _ in choices]
+def _from_choices(label: str, values: Sequence[Any]) -> OutputType:
+    """The output type whose objects are `values`. The model writes one of them as text; of an Enum, its value."""
+    texts = [str(one.value if isinstance(one, enum.Enum) else one) for one in values]
     repeated = next((text for text in texts if texts.count(text) > 1), None)
-    if not values:
+    if not texts:
         raise BadProgram(f"{label} has no values, so no output is possible")
-    if "" in values:
+    if "" in texts:
         raise BadProgram(f"{label} has a value whose text is empty; use a select, or give it another value")
     if repeated is not None:
         raise BadProgram(
             f"{label} has two values with the same text {repeated!r}; use a select, or make the texts differ"
         )
-    return OutputType(
-        label, ConstraintSpec("choices", json.dumps(list(values), ensure_ascii=False)), lambda text: values[text]
-    )
+    value_of = dict(zip(texts, values, strict=True))
+    return OutputType(label, ConstraintSpec("choices", json.dumps(texts, ensure_ascii=False)), value_of.__getitem__)
 
 
 @lru_cache(_CACHE_SIZE)
@@ -279,12 +277,6 @@ def _schema_text(schema: Any) -> str:
     if not isinstance(value, dict | bool):
         raise BadProgram(f"json_schema must be the JSON text of an object, or a dict, not {shown(schema, 80)}")
     return text
-
-
-def _from_json_type(kind: Any) -> OutputType:
-    """The output type of a Python type whose values are written as JSON. TypeError: the type has no JSON schema."""
-    schema, decode = json_type(kind)
-    return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(schema, ensure_ascii=False)), decode)
 
 
 def reason(error: Exception) -> str:
