@@ -188,18 +188,10 @@ class LazyValue(Expr):
 
     def value(self) -> Any:
         """The object, for a gen with a type; else the text. With n > 1, a list. BadOutput: a text is not valid."""
-        samples = self.wait().samples
         if self.output_type is None:
             return self.read()
         if self._objects is None:
-            try:
-                is_enforced = enforces_schemas(self.record.backend)
-                self._objects = [self.output_type.parse_sample(sample, is_enforced) for sample in samples]
-            except errors.BadOutput as e:
-                self.was_refused = True
-                if self.checker is not None:
-                    e.message += f" (the model was told {self.checker.n_refused} times)"
-                raise _with_location(e, self) from e.__cause__
+            self._objects = self._parsed(self.output_type)
         return _one_or_list(self._objects)
 
     def value_as(self, kind: Any) -> Any:
@@ -210,12 +202,17 @@ class LazyValue(Expr):
                 f"{self.name!r} holds {len(samples)} samples; read them with s.value({self.name!r})"
             )
         wanted = output_type(kind)
-        if self.output_type is wanted:
-            return self.value()
+        return self.value() if self.output_type is wanted else self._parsed(wanted)[0]
+
+    def _parsed(self, kind: OutputType) -> list[Any]:
+        """The samples as objects. BadOutput: a text is not valid."""
         try:
-            return wanted.parse_sample(samples[0], is_enforced=False)
+            is_enforced = kind is self.output_type and enforces_schemas(self.record.backend)
+            return [kind.parse_sample(sample, is_enforced) for sample in self.wait().samples]
         except errors.BadOutput as e:
             self.was_refused = True
+            if self.checker is not None and kind is self.output_type:
+                e.message += f" (the model was told {self.checker.n_refused} times)"
             raise _with_location(e, self) from e.__cause__
 
     def tool_calls(self) -> list[ToolCall]:
