@@ -24,7 +24,7 @@ from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.reasoning_formats import REASONING_FORMATS, THINK_TAGS
 from banyan.runtime.protocol.roles import check_role
 from banyan.runtime.protocol.wire import ChoicesMethod, ConstraintSpec, Reasoning, Sampling
-from banyan.tools.toolbox import Toolbox, toolbox
+from banyan.tools.toolbox import Toolbox
 
 
 class Expr:
@@ -309,7 +309,7 @@ def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
         )
     if asked.get("n", 1) != 1:
         raise BadProgram("a gen with tools has one sample; for several, use fork")
-    return toolbox(asked.pop("tools"), **limits)
+    return Toolbox(asked.pop("tools"), **limits)
 
 
 def gen_int(

@@ -143,56 +143,50 @@ class Toolbox:
     """The tools of a gen and their limits. timeout: seconds per call; None: no limit. max_output: the most characters
     of a result that the model gets."""
 
-    def __init__(self, tools: tuple[Tool, ...], max_rounds: int, timeout: float | None, max_output: int) -> None:
-        self.tools = {tool.name: tool for tool in tools}
-        self.timeout, self.max_output = timeout, max_output
-        self.wire = wire.Tools(tuple(tool.spec for tool in tools), max_rounds)
-        if len(self.tools) < len(tools):
-            raise BadProgram(f"two of the tools have the same name: {', '.join(tool.name for tool in tools)}")
-        if not tools:
+    def __init__(
+        self,
+        tools: Iterable[Tool | Callable[..., Any]],
+        max_rounds: int = 4,
+        tool_timeout: float = 60.0,
+        max_tool_output: int = 8192,
+    ) -> None:
+        """max_rounds: how many turns may call tools. tool_timeout: seconds per call; inf: no limit. max_tool_output:
+        see `max_output`. BadProgram: a limit is out of range, or the tools are not a list of distinct functions."""
+        if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):
+            raise BadProgram(f"tools is {fstring.shown(tools, 80)}; it must be a list of tools")
+        if not isinstance(max_rounds, int) or not 0 <= max_rounds <= 1000:
+            raise BadProgram(f"max_rounds is {max_rounds!r}; it must be an integer from 0 to 1000")
+        if not isinstance(tool_timeout, int | float) or not tool_timeout > 0:
+            raise BadProgram(f"tool_timeout is {tool_timeout!r}; it must be more than 0 seconds (inf: no limit)")
+        if not isinstance(max_tool_output, int) or max_tool_output < 1:
+            raise BadProgram(
+                f"max_tool_output is {max_tool_output!r}; it must be an integer of at least 1 (characters)"
+            )
+        checked = [item if isinstance(item, Tool) else _tool_of(item) for item in tools]
+        self.tools = {tool.name: tool for tool in checked}
+        self.timeout = None if tool_timeout == float("inf") else tool_timeout
+        self.max_output = max_tool_output
+        self.wire = wire.Tools(tuple(tool.spec for tool in checked), max_rounds)
+        if len(self.tools) < len(checked):
+            raise BadProgram(f"two of the tools have the same name: {', '.join(tool.name for tool in checked)}")
+        if not checked:
             raise BadProgram("tools is empty; leave it out if the model should not call tools")
 
 
 def _tool_of(function: Callable[..., Any]) -> Tool:
     """The Tool of a plain function. Making a Tool takes 0.5 ms, so it is made once and stored as an attribute of the
-    function.
+    function. BadProgram: `function` is no function.
 
     A cache outside the function would keep the function alive, and with it all objects that the function refers to.
     """
+    if not callable(function):
+        raise BadProgram(f"{fstring.shown(function, 80)} is not a tool; decorate a function with @bn.tool")
     if not inspect.isfunction(function):
         return Tool(function)
     found: Tool | None = vars(function).get("_banyan_tool")
     if found is None or found.func is not function:  # functools.wraps copies the attributes of the wrapped function
         found = function._banyan_tool = Tool(function)  # type: ignore[attr-defined]
     return found
-
-
-def toolbox(
-    tools: Iterable[Tool | Callable[..., Any]],
-    max_rounds: int = 4,
-    tool_timeout: float = 60.0,
-    max_tool_output: int = 8192,
-) -> Toolbox:
-    """Check the tools and limits of a gen, and return them as a Toolbox.
-
-    max_rounds: how many turns may call tools. tool_timeout: seconds per call; inf: no limit. max_tool_output: the most
-    characters of a result that the model gets. BadProgram: a limit is out of range, or an item is not a function.
-    """
-    if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):
-        raise BadProgram(f"tools is {fstring.shown(tools, 80)}; it must be a list of tools")
-    if not isinstance(max_rounds, int) or not 0 <= max_rounds <= 1000:
-        raise BadProgram(f"max_rounds is {max_rounds!r}; it must be an integer from 0 to 1000")
-    if not isinstance(tool_timeout, int | float) or not tool_timeout > 0:
-        raise BadProgram(f"tool_timeout is {tool_timeout!r}; it must be more than 0 seconds (inf: no limit)")
-    if not isinstance(max_tool_output, int) or max_tool_output < 1:
-        raise BadProgram(f"max_tool_output is {max_tool_output!r}; it must be an integer of at least 1 (characters)")
-    checked: list[Tool] = []
-    for item in tools:
-        if not callable(item):
-            raise BadProgram(f"{fstring.shown(item, 80)} is not a tool; decorate a function with @bn.tool")
-        checked.append(item if isinstance(item, Tool) else _tool_of(item))
-    timeout = None if tool_timeout == float("inf") else tool_timeout
-    return Toolbox(tuple(checked), max_rounds, timeout, max_tool_output)
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import banyan as bn
 from banyan.execution.thread_pool import ThreadPool
 from banyan.runtime.protocol import wire
 from banyan.tools import caller
-from banyan.tools.toolbox import toolbox
+from banyan.tools.toolbox import Toolbox
 from waits import wait_until
 
 
@@ -602,7 +602,7 @@ def test_async_tools_run_on_the_programs_loop() -> None:
 def test_loop_that_ends_before_the_first_step_of_an_async_tool_leaves_no_warning() -> None:
     loop = asyncio.new_event_loop()
     of_gen: Any = SimpleNamespace(_loop=loop, _context=contextvars.copy_context())
-    tool = toolbox([shout]).tools["shout"]
+    tool = Toolbox([shout]).tools["shout"]
 
     async def call() -> None:
         waits = asyncio.create_task(caller.Caller._on_loop(of_gen, tool, {"text": "a"}))

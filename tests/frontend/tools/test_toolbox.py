@@ -19,7 +19,7 @@ import pydantic
 import pytest
 
 import banyan as bn
-from banyan.tools.toolbox import toolbox
+from banyan.tools.toolbox import Toolbox
 from waits import wait_until
 
 
@@ -359,14 +359,14 @@ def test_plain_function_is_made_a_tool_once() -> None:
     def logged(a: int) -> int:
         return low(a)
 
-    (first,), (again,) = toolbox([low]).tools.values(), toolbox((low,)).tools.values()
+    (first,), (again,) = Toolbox([low]).tools.values(), Toolbox((low,)).tools.values()
     assert first is again
-    assert toolbox([functools.update_wrapper(logged, low)]).tools["low"].func is logged
+    assert Toolbox([functools.update_wrapper(logged, low)]).tools["low"].func is logged
 
 
 def test_limits_of_a_toolbox() -> None:
-    assert toolbox([add]).timeout == 60.0
-    assert toolbox([add], tool_timeout=float("inf")).timeout is None
+    assert Toolbox([add]).timeout == 60.0
+    assert Toolbox([add], tool_timeout=float("inf")).timeout is None
 
 
 @pytest.mark.parametrize("listed", [list, tuple])
