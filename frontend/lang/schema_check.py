@@ -75,25 +75,27 @@ class Checked:
         return checks(schema, registry=jsonschema_specifications.REGISTRY)
 
 
+def _error(message: str) -> Exception:
+    import jsonschema
+
+    return jsonschema.ValidationError(message)  # type: ignore[no-any-return]
+
+
 def _multiple_of(_: Any, multiple: Any, value: Any, __: Any) -> Any:
     """The check of `multipleOf` for jsonschema: yields an error if `value` is not a multiple.
 
     It calculates with the decimal digits that `str` writes, since 0.07 as a float is no multiple of 0.01. But `str` may
     drop digits that the output had. So a value is also valid if its exact binary value is a multiple.
     """
-    import jsonschema
-
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if all(Fraction(one) % Fraction(str(multiple)) for one in (value, str(value))):
-        yield jsonschema.ValidationError(f"{value!r} is not a multiple of {multiple!r}")
+        yield _error(f"{value!r} is not a multiple of {multiple!r}")
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Any:
-    import jsonschema
-
     if isinstance(value, str) and _matches(pattern, value) is False:
-        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+        yield _error(f"{value!r} does not match {pattern!r}")
 
 
 def _pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, _: Any) -> Any:
@@ -107,14 +109,12 @@ def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) 
     """The check of `additionalProperties` for jsonschema: yields the errors of the properties that neither `properties`
     nor `patternProperties` covers. below: the schema for these. A pattern that Python cannot read counts as covering
     every name."""
-    import jsonschema
-
     patterns = schema.get("patternProperties", ())
     for name in value if isinstance(value, dict) else ():
         if name in schema.get("properties", ()) or any(_matches(one, name) is not False for one in patterns):
             continue
         if below is False:
-            yield jsonschema.ValidationError(f"the property {name!r} is not allowed")
+            yield _error(f"the property {name!r} is not allowed")
         else:
             yield from validator.descend(value[name], below, path=name)
 
@@ -139,11 +139,9 @@ def _format(_: Any, name: str, value: Any, __: Any) -> Any:
     It uses the same patterns as the token masks. The output itself has passed these. But a schema such as {"not":
     {"format": ...}} can only be checked if it is known whether the format matches.
     """
-    import jsonschema
-
     form = text_forms.ENFORCED_FORMATS.get(name)
     if form and isinstance(value, str) and not re.fullmatch(form, value):
-        yield jsonschema.ValidationError(f"{value!r} is not of the format {name!r}")
+        yield _error(f"{value!r} is not of the format {name!r}")
 
 
 _OURS = {
