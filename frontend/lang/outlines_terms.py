@@ -1,9 +1,13 @@
-"""Converts outlines' types to constraints. Only this file imports outlines, which takes seconds to import."""
+"""Converts outlines' types to constraints. Only this file imports outlines, which takes seconds to import, so it is
+imported when a gen has such a type."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+import jsonschema
+from outlines.types import dsl
 
 from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
 from banyan.runtime.protocol.wire import ConstraintSpec
@@ -14,8 +18,6 @@ def to_spec(kind: Any) -> ConstraintSpec:
 
     ConstraintError: outlines has no term for `kind`, or the term cannot be used as a constraint.
     """
-    from outlines.types import dsl
-
     term = _term(kind)
     match term:
         case dsl.JsonSchema():
@@ -34,9 +36,6 @@ def to_spec(kind: Any) -> ConstraintSpec:
 
 
 def _term(kind: Any) -> Any:
-    import jsonschema
-    from outlines.types import dsl
-
     try:
         return dsl.python_types_to_terms(kind)
     except jsonschema.SchemaError as e:
@@ -55,8 +54,6 @@ def _with_subterms(term: Any) -> list[Any]:
 
 
 def _subterms(term: Any) -> list[Any]:
-    from outlines.types import dsl
-
     if isinstance(term, dsl.Choice):
         return [_term(item) for item in term.items]
     return [*getattr(term, "terms", ()), *([term.term] if hasattr(term, "term") else [])]
@@ -64,8 +61,6 @@ def _subterms(term: Any) -> list[Any]:
 
 def _strings(term: Any) -> list[str] | None:
     """The strings that a term chooses from; None if the term is not a choice of plain strings."""
-    from outlines.types import dsl
-
     if isinstance(term, dsl.String):
         return [term.value]
     if not isinstance(term, dsl.Choice | dsl.Alternatives):
@@ -76,8 +71,6 @@ def _strings(term: Any) -> list[str] | None:
 
 def _lark(term: Any) -> str:
     """The right side of a Lark rule for a term, which may contain JSON schemas."""
-    from outlines.types import dsl
-
     match term:
         case dsl.String():
             return json.dumps(term.value) if term.value else '""'
