@@ -103,31 +103,24 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name in config.Config.__struct_fields__:
             found[name] = _DTYPES.get(value, value) if name == "dtype" and isinstance(value, str) else value
-        elif name not in NO_EFFECT and (value is not None or not _is_known(name)):
-            refused += _refusal(name, value, options)
-            if name in TRANSLATED:
-                ours, function = TRANSLATED[name]
-                found[ours] = value if function is None else function(value)
+        elif name in NO_EFFECT or (value is None and any(name in one for one in (TRANSLATED, ONLY, RENAMED, NOT_HERE))):
+            continue
+        elif name in TRANSLATED:
+            ours, function = TRANSLATED[name]
+            found[ours] = value if function is None else function(value)
+            if ours in options:
+                refused.append(f"{name} and {ours} are the same; give one of them")
+        elif name in ONLY:
+            values, why = ONLY[name]
+            if value not in values:
+                allowed = " or ".join(map(repr, values))
+                refused.append(f"{name}={value!r} is not supported, only {allowed}: {why}")
+        elif name in RENAMED:
+            refused.append(f"{name} is SGLang's; here it is {RENAMED[name]}= (`banyan serve --help` has its values)")
+        elif name in NOT_HERE:
+            refused.append(f"{name} is SGLang's, and not needed here: {NOT_HERE[name]}")
+        else:
+            refused.append(config.unknown_option(name))
     if refused:
         raise ConfigError("\n".join(refused))
     return found
-
-
-def _is_known(name: str) -> bool:
-    return any(name in table for table in (TRANSLATED, ONLY, RENAMED, NOT_HERE))
-
-
-def _refusal(name: str, value: Any, options: Mapping[str, Any]) -> list[str]:
-    """Why the option is refused, as a list of one line; [] if the option is accepted."""
-    if name in TRANSLATED:
-        ours = TRANSLATED[name][0]
-        return [f"{name} and {ours} are the same; give one of them"] if ours in options else []
-    if name in ONLY:
-        values, why = ONLY[name]
-        allowed = " or ".join(map(repr, values))
-        return [] if value in values else [f"{name}={value!r} is not supported, only {allowed}: {why}"]
-    if name in RENAMED:
-        return [f"{name} is SGLang's; here it is {RENAMED[name]}= (`banyan serve --help` has its values)"]
-    if name in NOT_HERE:
-        return [f"{name} is SGLang's, and not needed here: {NOT_HERE[name]}"]
-    return [config.unknown_option(name)]
