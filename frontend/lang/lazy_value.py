@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from banyan.backends.base import enforces_schemas
@@ -239,27 +240,24 @@ def _one_or_list(items: list[T]) -> T | list[T]:
     return items[0] if len(items) == 1 else items
 
 
+@dataclass(slots=True)
 class ReasoningText:
     """The reasoning of a gen, stored under its `..._reasoning_content` variable."""
 
-    __slots__ = ("ref",)
-
-    def __init__(self, ref: LazyValue) -> None:
-        self.ref = ref
+    ref: LazyValue
 
     def read(self) -> str | list[str]:
         """The reasoning; with n > 1, a list of n texts."""
         return _one_or_list([sample.reasoning for sample in self.ref.wait().samples])
 
 
+@dataclass(slots=True)
 class JoinedValues:
     """The values of one variable in all joined branches; None for a branch without the variable."""
 
-    __slots__ = ("collects", "values")
-
-    def __init__(self, values: list[Any], collects: bool = False) -> None:
-        """collects: whether the list holds the errors of failed branches; if not, reading the list raises the error."""
-        self.values, self.collects = values, collects
+    values: list[Any]
+    collects: bool
+    """Whether the list that is read holds the errors of failed branches; if not, reading it raises the error."""
 
     def each(self, get: Callable[[Any], Any]) -> list[Any]:
         """Returns `get(value)` for each branch. ForkError: a branch failed. If `collects`, this error is an item of the

@@ -156,13 +156,10 @@ def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any
     """The return value and the variables, in a form that can be compared between recordings."""
     new: dict[Any, Any] = {state: "its state"}
     new |= {ref: ("value", ref.number) for ref in _lazy_values(state, value)}
-
-    def comparable(one: Any) -> Any:
-        if isinstance(one, JoinedValues):
-            return [one.collects, *map(comparable, one.values)]
-        return ("reasoning", one.ref.number) if isinstance(one, ReasoningText) else _replaced(one, new, arguments)
-
-    return [comparable(value), {name: comparable(one) for name, one in state._values.items()}]
+    return [
+        _replaced(value, new, arguments),
+        {name: _replaced(one, new, arguments) for name, one in state._values.items()},
+    ]
 
 
 def _flattened(ops: Iterable[wire.Op]) -> list[Any]:
