@@ -232,14 +232,14 @@ class AsyncBranches(Group[AsyncState]):
         try:
             async for i in branch_choice.finishing(self._states):
                 if not ranking.has_failed(i):
-                    with ranking.scoring(i):
+                    with ranking.reading(i):
                         score = (key or branch_choice.likelihood)(self._states[i])
                         if inspect.isawaitable(score):
                             pending[i] = asyncio.ensure_future(score)
                         else:
                             ranking.scores[i] = score
             for i, future in pending.items():
-                with ranking.scoring(i):
+                with ranking.reading(i):
                     ranking.scores[i] = await future
         finally:
             for future in pending.values():

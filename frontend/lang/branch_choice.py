@@ -83,6 +83,14 @@ class BranchChoice(Generic[P]):
         self._fail(i, error)
         return True
 
+    @contextmanager
+    def reading(self, i: int) -> Iterator[None]:
+        """Read values of branch `i` in this context. If the block reads an invalid value, the branch fails."""
+        try:
+            yield
+        except (BadOutput, ForkError) as e:  # ForkError: of a joined variable
+            self._fail(i, e)
+
     def _fail(self, i: int, error: BanyanError) -> None:
         """Record that branch `i` failed. ForkError: on_error is "raise"."""
         self._errors[i] = error
@@ -110,14 +118,6 @@ class Ranking(BranchChoice[P]):
         super().__init__(states, on_error)
         self.scores: dict[int, Any] = {}
 
-    @contextmanager
-    def scoring(self, i: int) -> Iterator[None]:
-        """Compute the score of branch `i` in this context. If the block reads an invalid value, the branch fails."""
-        try:
-            yield
-        except (BadOutput, ForkError) as e:  # ForkError: of a joined variable
-            self._fail(i, e)
-
     def winners(self, k: int) -> list[P]:
         """The best `k` branches, the best first; fewer if fewer have a score. Scores of nan rank last."""
         scored = [(i, self.scores[i]) for i in sorted(self.scores)]
@@ -138,21 +138,14 @@ class Race(BranchChoice[P]):
 
     def add(self, i: int) -> bool:
         if not self.has_failed(i):
-            try:
-                self._check_outputs(self._states[i])
-            except BadOutput as e:
-                self._fail(i, e)
-            else:
+            own = set(flat(self._states[i]._refs))
+            with self.reading(i):
+                for value in self._states[i]._values.values():
+                    # The program has dealt with a value that was refused already.
+                    if isinstance(value, LazyValue) and value.number in own and not value.was_refused:
+                        value.value()
                 self._finished.append(i)
         return len(self._finished) == self._k
-
-    def _check_outputs(self, state: StateBase) -> None:
-        """Check the variables that the branch generated. BadOutput: a variable is not valid for its type. Skips
-        variables for which the program has already got BadOutput."""
-        own = set(flat(state._refs))
-        for value in state._values.values():
-            if isinstance(value, LazyValue) and value.number in own and not value.was_refused:
-                value.value()
 
     def winners(self) -> list[P]:
         return self._keep(self._finished, self._k)

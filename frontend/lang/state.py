@@ -285,6 +285,6 @@ class Branches(Group[State]):
         ranking = branch_choice.Ranking(self._states, on_error)
         for i in branch_choice.finishing(self._states):
             if not ranking.has_failed(i):
-                with ranking.scoring(i):
+                with ranking.reading(i):
                     ranking.scores[i] = (key or branch_choice.likelihood)(self._states[i])
         return ranking.winners(k)
