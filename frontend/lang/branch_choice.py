@@ -26,6 +26,9 @@ def finishing(states: Sequence[StateBase]) -> Feed[int]:
     """Returns a feed of the indices of `states`. The feed gets an index when the branch has finished or failed, and
     closes when it has all indices. Branches that have finished already come in the order in which they finished."""
     feed = Feed[int]()
+    if not states:
+        feed.close()
+        return feed
     with suppress(BanyanError):  # if the program could not be sent, its values have failed: all branches have finished
         states[0]._record.flush()
 
@@ -68,6 +71,8 @@ class BranchChoice(Generic[P]):
 
     def __init__(self, states: Sequence[P], on_error: OnError) -> None:
         check_on_error(on_error)
+        if not states:
+            raise BadProgram("there is no branch to choose; the fork has none")
         self._states, self._on_error = states, on_error
         self._errors: dict[int, BanyanError] = {}
 

@@ -538,14 +538,15 @@ class StateBase:
         if not hasattr(size, "__index__"):
             each = "; `branches += [...]` gives each branch its text" if isinstance(size, list | tuple) else ""
             raise BadProgram(f"fork({shown(size, 80)}): fork takes the number of branches{each}")
-        if size < 1:
-            raise BadProgram(f"a fork of {size} branches; it needs at least one")
+        if size < 0:
+            raise BadProgram(f"a fork of {size} branches")
         self._transcript.n_draws += 1
         children = [self._branch(i) for i in range(size)]
         numbers = tuple(child._handle.number for child in children)
-        self._record.add(wire.Fork(self._handle.number, numbers))
-        if self._record.events is not None:
-            self._record.events.put(ForkStart(numbers, self._handle.number))
+        if numbers:
+            self._record.add(wire.Fork(self._handle.number, numbers))
+            if self._record.events is not None:
+                self._record.events.put(ForkStart(numbers, self._handle.number))
         return children
 
     @contextmanager
@@ -817,7 +818,8 @@ class Group(Generic[S]):
         for branch in self._states:
             parent._transcript.own.extend(branch._transcript.own.items)
             branch._closed = "was appended to its parent"
-        parent._record.add(wire.Join(parent._handle.number, tuple(branch._handle.number for branch in self._states)))
+        if self._states:
+            parent._record.add(wire.Join(parent._handle.number, tuple(one._handle.number for one in self._states)))
 
 
 def check_on_error(on_error: object) -> None:

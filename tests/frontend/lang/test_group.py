@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -211,8 +212,8 @@ def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
             s.fork(1).join("concat", on_error="collect")
         with pytest.raises(bn.BadProgram, match="adopt one of them"):
             s.beam(1, "x", depth=2).join("concat")
-        with pytest.raises(bn.BadProgram, match="0 branches"):
-            s.fork(0)
+        with pytest.raises(bn.BadProgram, match="a fork of -1 branches"):
+            s.fork(-1)
         with pytest.raises(bn.BadProgram, match=r"fork\(\['a', 'b'\]\): fork takes the number of branches; `branches"):
             s.fork(["a", "b"])  # type: ignore[arg-type]
         with pytest.raises(bn.BadProgram, match=r"fork\(2.0\): fork takes the number of branches$"):
@@ -223,6 +224,35 @@ def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
             s += f"Compare {s.fork(2)}"
 
     run(body)
+
+
+def test_fork_without_branches_joins_to_nothing(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += "a"
+        for mode in ("gather_variable", "concat"):
+            forks = s.fork(0)
+            forks += lambda i: f"{i}" + bn.gen("b")
+            forks += []
+            forks.join(mode)  # type: ignore[arg-type]
+            assert (len(forks), list(forks), list(forks.as_completed())) == (0, [], [])
+        for choose in (forks.first, partial(forks.vote, "b"), partial(forks.best, bn.State.text)):
+            with pytest.raises(bn.BadProgram, match="no branch to choose"):
+                choose()
+        s += bn.gen("c")
+
+    state = run(body)
+    assert state.text() == "a<c>"
+    assert "b" not in state
+
+
+def test_async_fork_without_branches_has_nothing_to_choose(mock: bn.Mock) -> None:
+    async def body(s: bn.AsyncState) -> None:
+        forks = s.fork(0)
+        assert [one async for one in forks.as_completed()] == []
+        with pytest.raises(bn.BadProgram, match="no branch to choose"):
+            await forks.best(bn.AsyncState.text)
+
+    asyncio.run(bn.function(body).run_async())
 
 
 def test_position_ids_offset_is_ignored_with_a_warning_as_in_sglang(mock: bn.Mock) -> None:
