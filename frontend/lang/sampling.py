@@ -203,11 +203,22 @@ _get_options = attrgetter(*_OPTION_FIELDS)
 RUN_OPTIONS = frozenset(Options.__struct_fields__)
 """The names of the options of `run`."""
 
+_COUNTS = frozenset(
+    ("max_tokens", "max_new_tokens", "min_tokens", "n", "top_k", "logprob_start_len", "top_logprobs_num", "budget")
+)
+"""Options that may also be given as floats without a fraction, such as the result of a division: 16.0 is 16."""
+
 T = TypeVar("T", bound=GenOptions)
 
 
 def make(kind: type[T], asked: dict[str, Any]) -> T:
     """Create options of class `kind` from a dict. BadProgram: an option is invalid; the message names the option."""
+    whole = {
+        name: int(value)
+        for name, value in asked.items()
+        if isinstance(value, float) and value.is_integer() and name in _COUNTS
+    }
+    asked = asked | whole if whole else asked
     try:
         return msgspec.convert(asked, kind)
     except msgspec.ValidationError as e:

@@ -17,6 +17,7 @@ from banyan.runtime.protocol import wire
 # option, non-default value, wire field, expected wire value
 OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("max_tokens", 7, "max_tokens", 7),
+    ("max_tokens", 16.0, "max_tokens", 16),
     ("min_tokens", 3, "min_tokens", 3),
     ("n", 2, "n", 2),
     ("stop", ["a", "b"], "stop", ("a", "b")),
@@ -25,6 +26,7 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("temperature", 0, "temperature", 0.0),
     ("top_p", 0.5, "top_p", 0.5),
     ("top_k", 3, "top_k", 3),
+    ("top_k", 3.0, "top_k", 3),
     ("min_p", 0.1, "min_p", 0.1),
     ("frequency_penalty", -1, "frequency_penalty", -1.0),
     ("presence_penalty", 2.0, "presence_penalty", 2.0),
