@@ -107,6 +107,7 @@ def _common(k: int, value: wire.Value, n_tokens: int) -> dict[str, Any]:
 def _output_logprobs(logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
     return {
         "output_token_logprobs": [(t.logprob, t.id, t.text if with_text else None) for t in logprobs],
+        "output_token_logprobs_length": len(logprobs),
         "output_top_logprobs": [_top(t, with_text) for t in logprobs],
     }
 

@@ -90,9 +90,9 @@ class State(StateBase):
         and to the last output token. If there is no output token, both are the time until the end.
 
         A gen also has drafts and spec_verify_ct. With return_logprob, it has output_token_logprobs,
-        output_top_logprobs, input_token_logprobs and input_top_logprobs. With tools or retries, it has `rounds`, a list
-        with the token counts of each turn or attempt; prompt_tokens, cached_tokens and completion_tokens are the sums
-        over this list.
+        output_token_logprobs_length, output_top_logprobs, input_token_logprobs and input_top_logprobs. With tools or
+        retries, it has `rounds`, a list with the token counts of each turn or attempt; prompt_tokens, cached_tokens and
+        completion_tokens are the sums over this list.
 
         A select also has normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs and weights. All four
         are None if the backend reports no scores.

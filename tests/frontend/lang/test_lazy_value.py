@@ -174,10 +174,12 @@ def test_meta_info_has_the_same_keys_however_a_gen_ends(
     plain = meta_info_of(value, "p", bn.gen("x", **{k: v for k, v in options.items() if "logprob" not in k}))
     assert [set(meta) for meta in as_list(plain)] == [keys] * len(samples)
     keys |= {"output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "input_top_logprobs"}
+    keys |= {"output_token_logprobs_length"}
     metas = as_list(meta_info_of(value, "p", bn.gen("x", return_logprob=True, **options)))
     assert [set(meta) for meta in metas] == [keys] * len(samples)
     for sample, meta in zip(samples, metas, strict=True):
         assert len(meta["output_token_logprobs"]) == len(meta["output_top_logprobs"]) == len(sample.logprobs)
+        assert meta["output_token_logprobs_length"] == len(sample.logprobs)
         assert (meta["time_to_first_token"], meta["e2e_latency"]) == (1.0, 1.0), "there was no first token"
 
 
