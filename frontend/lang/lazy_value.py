@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from banyan.backends.base import enforces_schemas
@@ -258,6 +258,13 @@ class JoinedValues:
     values: list[Any]
     collects: bool
     """Whether the list that is read holds the errors of failed branches; if not, reading it raises the error."""
+    _texts: list[Any] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def read(self) -> list[Any]:
+        """What `s[name]` returns for each branch. Always the same list, so that a program can append to it."""
+        if self._texts is None:
+            self._texts = self.each(read)
+        return self._texts
 
     def each(self, get: Callable[[Any], Any]) -> list[Any]:
         """Returns `get(value)` for each branch. ForkError: a branch failed. If `collects`, this error is an item of the
@@ -314,9 +321,7 @@ def check_wait(value: Any) -> None:
 def read(value: Any) -> Any:
     """Wait for what a variable holds, and return it as `s[name]` does: a text; a list for n > 1 or joined branches; an
     object of the user as it is."""
-    if isinstance(value, LazyValue | ReasoningText):
-        return value.read()
-    return value.each(read) if isinstance(value, JoinedValues) else value
+    return value.read() if isinstance(value, LazyValue | ReasoningText | JoinedValues) else value
 
 
 def read_object(value: Any, kind: Any = None) -> Any:

@@ -255,6 +255,19 @@ def test_async_fork_without_branches_has_nothing_to_choose(mock: bn.Mock) -> Non
     asyncio.run(bn.function(body).run_async())
 
 
+def test_program_can_append_to_a_joined_list(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += bn.gen("a")
+        forks.join()
+        s["a"].append("more")
+        s += "; ".join(s["a"])
+
+    state = run(body)
+    assert state["a"] == ["<a>", "<a>", "more"]
+    assert len(state.get_meta_info("a")) == 2
+
+
 def test_position_ids_offset_is_ignored_with_a_warning_as_in_sglang(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         with pytest.warns(UserWarning, match="position_ids_offset is ignored") as caught:
