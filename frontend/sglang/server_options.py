@@ -46,8 +46,14 @@ TRANSLATED: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
 
 NO_EFFECT = frozenset(
     (
-        *("host", "port", "nccl_port", "log_level_http", "log_requests", "show_time_cost", "skip_server_warmup"),
+        *("host", "port", "nccl_port", "dist_init_addr", "dist_timeout", "served_model_name", "skip_server_warmup"),
+        *("log_level_http", "log_requests", "log_requests_level", "log_requests_format", "decode_log_interval"),
+        *("crash_dump_folder", "enable_metrics", "enable_cache_report", "show_time_cost"),
         *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "sampling_backend"),
+        *("mm_attention_backend", "moe_runner_backend", "enable_multimodal", "triton_attention_reduce_in_fp32"),
+        *("disable_custom_all_reduce", "enable_p2p_check", "enable_nccl_nvls", "enable_symm_mem"),
+        *("max_prefill_tokens", "num_continuous_decode_steps", "schedule_conservativeness", "load_balance_method"),
+        *("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"),
         *("cuda_graph_bs", "cuda_graph_max_bs", "disable_cuda_graph", "disable_cuda_graph_padding"),
         *("disable_overlap_schedule", "enable_mixed_chunk", "enable_torch_compile", "stream_interval"),
         *("enable_lora", "lora_backend", "max_lora_rank", "max_loaded_loras", "max_loras_per_batch"),
@@ -83,8 +89,11 @@ RENAMED = {
 """Option of SGLang's server -> the corresponding option here, which takes other values."""
 
 NOT_HERE = {
+    "api_key": "a Runtime listens on a socket that only this user can open",
     "chat_template": "the chat template comes from the model's tokenizer",
+    "download_dir": "models come from Hugging Face's cache; the environment variable HF_HUB_CACHE says where it is",
     "random_seed": "each run has its own seed: prog.run(..., seed=1)",
+    "revision": "give the directory of that revision as the model",
     "tokenizer_path": "the tokenizer comes from the model's directory",
 }
 """Option of SGLang's server -> why it does not exist here."""
@@ -118,7 +127,8 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
         elif name in RENAMED:
             refused.append(f"{name} is SGLang's; here it is {RENAMED[name]}= (`banyan serve --help` has its values)")
         elif name in NOT_HERE:
-            refused.append(f"{name} is SGLang's, and not needed here: {NOT_HERE[name]}")
+            if name != "tokenizer_path" or str(value) != options.get("model"):
+                refused.append(f"{name} is SGLang's, and not needed here: {NOT_HERE[name]}")
         else:
             refused.append(config.unknown_option(name))
     if refused:

@@ -27,6 +27,8 @@ from banyan.sglang.server_options import translate
         ({"enable_deterministic_inference": True}, {"deterministic": True}),
         ({"speculative_draft_model_path": "draft"}, {"draft_model": "draft"}),
         ({"quantization": None, "chat_template": None, "context_length": None, "tp_size": None}, {}),
+        ({"disable_custom_all_reduce": True, "schedule_conservativeness": 0.5, "enable_metrics": True}, {}),
+        ({"model": "/m", "tokenizer_path": "/m"}, {"model": "/m"}),
         ({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 1}),
     ],
 )
@@ -46,6 +48,11 @@ def test_all_refused_options_are_named_at_once() -> None:
     ]
     with pytest.raises(sgl.ConfigError, match="context_length and context are the same"):
         sgl.Engine(context_length=1, context=1)
+
+
+def test_tokenizer_of_another_directory_is_refused() -> None:
+    with pytest.raises(sgl.ConfigError, match="tokenizer_path is SGLang's, and not needed here: the tokenizer comes"):
+        translate({"model": "/m", "tokenizer_path": "/other"})
 
 
 def test_dtype_that_is_no_text_is_refused() -> None:
