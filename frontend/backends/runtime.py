@@ -125,9 +125,8 @@ class ServerBackend:
 
     def get_chat_template(self) -> TurnFormat:
         """The texts that the model's chat template writes around turns."""
-        from banyan.sglang.turn_format import TurnFormat  # here: programs do not need it
-
-        return TurnFormat(self.welcome.model, self.welcome.chat)
+        found: TurnFormat = self.chat_template
+        return found
 
     def load_adapter(self, name: str, directory: str | Path) -> None:
         """Load an adapter (LoRA) in peft's format, for `gen(adapter=name)`. directory: the adapter's directory on the

@@ -8,11 +8,19 @@ from banyan.runtime.errors import Unsupported
 
 
 class FixedChatTemplate:
-    """The attribute `chat_template` of a backend, which SGLang's programs assign. Assigning it raises Unsupported."""
+    """The attribute `chat_template` of a backend, which SGLang's programs read and assign. Reading it returns the texts
+    around turns. Assigning it raises Unsupported."""
 
     def __init__(self, instead: str) -> None:
         """instead: what to write instead, for the error message."""
         self._instead = instead
+
+    def __get__(self, backend: Any, owner: type) -> Any:
+        if backend is None:
+            return self
+        from banyan.sglang.turn_format import TurnFormat  # here: programs do not need it
+
+        return TurnFormat(backend.welcome.model, backend.welcome.chat)
 
     def __set__(self, backend: object, template: object) -> NoReturn:
         raise Unsupported(f"chat_template cannot be assigned: {self._instead}")

@@ -139,9 +139,12 @@ def test_endpoint_refuses_what_its_model_lacks(server: MockServer) -> None:
             assert endpoint.refuses == refused
 
 
-def test_chat_template_cannot_be_assigned(server: MockServer) -> None:
-    with bn.connect(server.path) as endpoint, pytest.raises(bn.Unsupported, match="chat_template cannot be assigned"):
-        endpoint.chat_template = "chatml"
+def test_chat_template_can_be_read_but_not_assigned(server: MockServer) -> None:
+    with bn.connect(server.path) as endpoint:
+        assert endpoint.chat_template == endpoint.get_chat_template()
+        assert endpoint.chat_template.name == endpoint.get_model_name()
+        with pytest.raises(bn.Unsupported, match="chat_template cannot be assigned"):
+            endpoint.chat_template = "chatml"
 
 
 def test_endpoints_of_a_socket_share_one_connection(server: MockServer) -> None:
