@@ -105,9 +105,7 @@ async def _read(
     tokens, which computes the KV of the prompt. field: the field of the request that has the prompt, for errors."""
     gens = (wire.Gen(0, 1, wire.Sampling(max_tokens=0), chat_template_kwargs=kwargs),) if kwargs else ()
     ops = (wire.Append(0, parts), *gens, wire.Read(0, 0, tokens=True))
-    async with ModelCall.start(
-        request.client, request.gateway.mailbox, ops, (0,), name="tokenize", field=field
-    ) as call:
+    async with ModelCall.start(request, ops, name="tokenize", field=field) as call:
         return (await call.values())[0]
 
 
@@ -129,7 +127,7 @@ async def count_tokens(
         return len(tokens.ids) // 4 if tokens is not None else 0
     gen = wire.Gen(0, 0, wire.Sampling(max_tokens=0), tools=tools, chat_template_kwargs=kwargs)
     ops = (wire.Append(0, parts), gen)
-    async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="count", field=field) as call:
+    async with ModelCall.start(request, ops, name="count", field=field) as call:
         return (await call.values())[0].usage.prompt
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from banyan.runtime.client.client import Client
 from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.gateway.errors import http_error
 from banyan.runtime.protocol import wire
+
+if TYPE_CHECKING:
+    from banyan.runtime.gateway.endpoint import HTTPRequest
 
 
 class Mailbox:
@@ -67,39 +69,36 @@ class ModelCall:
     @classmethod
     def start(
         cls,
-        client: Client,
-        mailbox: Mailbox,
+        request: HTTPRequest,
         ops: Sequence[wire.Op],
-        refs: Collection[int],
         *,
         name: str,
-        stream: bool = False,
         limits: wire.ProgramLimits | None = None,
         last: bool = True,
         field: str = "messages",
     ) -> Self:
-        """Send a program, and return its call. refs: the refs of the values to wait for. stream: whether its gens
-        stream. last: whether no more ops follow. field: as in __init__. HTTPError: the program cannot be sent."""
+        """Send a program for `request`, and return its call. last: whether no more ops follow. field: as in __init__.
+        HTTPError: the program cannot be sent."""
         try:
-            program = client.program(name)
-            call = cls(mailbox, program, field=field)
+            program = request.client.program(name)
+            call = cls(request.gateway.mailbox, program, field=field)
             if limits is not None:
                 program.limit(limits)
-            call.submit(ops, refs, stream=stream, last=last)
+            call.submit(ops, last=last)
         except OverflowError as e:
             raise http_error(BadProgram("a number of the request has more than 64 bits")) from e
         except BanyanError as e:
             raise http_error(e) from e
         return call
 
-    def submit(self, ops: Sequence[wire.Op], refs: Collection[int], *, stream: bool, last: bool) -> None:
-        """Add ops to the program. refs: the refs of further values to wait for. stream: whether their text arrives in
-        pieces. last: whether no more ops follow."""
-        self.n_open += len(refs)
-        for ref in refs:
-            if stream:
-                self._program.on_delta(ref, partial(self._post_delta, ref))
-            self._program.future(ref).add_done_callback(partial(self._post_end, ref))
+    def submit(self, ops: Sequence[wire.Op], *, last: bool) -> None:
+        """Add ops to the program, and wait for the values that they make. last: whether no more ops follow."""
+        for op in ops:
+            if isinstance(op, wire.Gen | wire.Read):
+                self.n_open += 1
+                if isinstance(op, wire.Gen) and op.stream:
+                    self._program.on_delta(op.ref, partial(self._post_delta, op.ref))
+                self._program.future(op.ref).add_done_callback(partial(self._post_end, op.ref))
         self._program.submit(ops, last)
 
     async def __aenter__(self) -> Self:

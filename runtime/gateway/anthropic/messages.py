@@ -106,17 +106,14 @@ def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCal
     )
     ops = (wire.Append(0, _prompt(request, turns)), gen)
     limits = limits_of(request, None, None, body.metadata.user_id if body.metadata is not None else None)
-    return ModelCall.start(
-        request.client, request.gateway.mailbox, ops, (0,),
-        name="message", stream=gen.stream, limits=limits, last=not body.pinned,
-    )  # fmt: skip
+    return ModelCall.start(request, ops, name="message", limits=limits, last=not body.pinned)
 
 
 def _pin(call: ModelCall, seconds: float) -> None:
     """Pin the KV of the conversation for `seconds`; 0: do nothing. Called after all values have arrived, so the output
     is pinned too."""
     if seconds:
-        call.submit((wire.CacheHint(0, pin=seconds),), (), stream=False, last=True)
+        call.submit((wire.CacheHint(0, pin=seconds),), last=True)
 
 
 async def _stream(call: ModelCall, writer: MessageWriter, pinned: float) -> AsyncGenerator[bytes, None]:

@@ -85,9 +85,7 @@ def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
     users = (body.user, body.safety_identifier, body.prompt_cache_key)
     limits = limits_of(request, body.priority, body.cache_salt, *users)
     ops = (wire.Append(0, parts), *gens(gen, n))
-    return ModelCall.start(
-        request.client, request.gateway.mailbox, ops, range(n), name="chat", stream=gen.stream, limits=limits
-    )
+    return ModelCall.start(request, ops, name="chat", limits=limits)
 
 
 def _goes_on(body: ChatRequest) -> bool:

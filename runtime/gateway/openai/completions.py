@@ -67,13 +67,9 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
             ops.append(wire.Read(state, n_choices + k))
         ops += gens(replace(gen, state=state, ref=k * n), n, n_prompts + 1 + k * n)
     limits = limits_of(request, body.priority, body.cache_salt, body.user)
-    refs = range(n_choices + n_prompts * bool(body.echo))
-    mailbox, is_stream = request.gateway.mailbox, bool(body.stream)
-    call = ModelCall.start(
-        request.client, mailbox, ops, refs, name="completion", stream=is_stream, limits=limits, field="prompt"
-    )
+    call = ModelCall.start(request, ops, name="completion", limits=limits, field="prompt")
     writer = CompletionWriter(body, n_choices)
-    if is_stream:
+    if body.stream:
         return EventReply(stream(call, writer), lambda e: event(e.openai()))
     async with call:
         return json_reply(writer.whole(await call.values()))

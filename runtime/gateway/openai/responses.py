@@ -216,9 +216,8 @@ class ResponseRun:
             stored.state = 0
             limits = limits_of(request, None, None, body.user, body.safety_identifier, body.prompt_cache_key)
             ops = []
-        self._ref = next(conversation.refs)
         gen = wire.Gen(
-            *(stored.state, self._ref, sampling),
+            *(stored.state, next(conversation.refs), sampling),
             stream=True,
             reasoning=chat.reasoning,
             tools=tools,
@@ -230,7 +229,7 @@ class ResponseRun:
             conversation.program.limit(limits)
         state = stored.state if self._goes_on else None
         call = ModelCall(request.gateway.mailbox, conversation.program, state=state, field="input")
-        call.submit(ops, (self._ref,), stream=True, last=False)
+        call.submit(ops, last=False)
         self._conversation = stored.conversation = conversation
         conversation.begin()
         return call

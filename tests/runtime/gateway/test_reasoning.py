@@ -210,7 +210,7 @@ def test_a_constraint_applies_after_the_reasoning_that_the_output_begins_with(
 ) -> None:  # fmt: skip
     found: list[wire.Gen] = []
 
-    def start(client: Any, mailbox: Any, ops: Sequence[wire.Op], *_: Any, **__: Any) -> None:
+    def start(request: Any, ops: Sequence[wire.Op], **_: Any) -> None:
         found.extend(op for op in ops if isinstance(op, wire.Gen))
         raise BadProgram("seen")
 
