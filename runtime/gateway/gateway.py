@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from banyan.runtime.client.client import Client, connect
-from banyan.runtime.gateway.keys import Keys, KeysFile, check_site
+from banyan.runtime.gateway.keys import Keys, check_site
 from banyan.runtime.gateway.model_call import Mailbox
 from banyan.runtime.gateway.openai.response_store import ResponseStore
 from banyan.runtime.gateway.page.run_pages import RunPages
@@ -31,7 +31,7 @@ class Gateway:
     def __init__(
         self,
         client: Client,
-        keys: Keys | KeysFile,
+        keys: Keys,
         loop: asyncio.AbstractEventLoop,
         *,
         isolates_users: bool = False,

@@ -20,23 +20,23 @@ CHECK_SECONDS = 1.0
 
 
 class Keys:
-    """The API keys of a file. Each of its lines is NAME:KEY, and a name may have several keys. Only digests of the keys
-    are kept in memory."""
+    """The API keys of a file, which is read again after it has changed. Each of its lines is NAME:KEY, and a name may
+    have several keys. Only digests of the keys are kept in memory."""
 
-    def __init__(self, names: Mapping[bytes, str] | None = None) -> None:
-        """names: digest of a key -> the name on its line."""
-        self._names = names or {}
-
-    @classmethod
-    def read(cls, path: Path) -> Keys:
-        """Read the keys of a file. ConfigError: the file is invalid."""
-        return cls({_digest(key.encode()): name for key, name in api_keys(path).items()})
+    def __init__(self, path: Path | None = None) -> None:
+        """path: the file; None: the server needs no keys. ConfigError: the file is invalid."""
+        self._path = path
+        self._names: dict[bytes, str] = {}  # digest of a key -> the name on its line
+        if path is not None:
+            self._stamp, self._checked = _stamp(path), time.monotonic()
+            self._names = _read(path)
 
     def identify(self, headers: Mapping[bytes, bytes]) -> str:
         """Return the tenant whose API key is in the headers; "": the server needs no keys. HTTPError: the key is
         missing or wrong."""
-        if not self._names:
+        if self._path is None:
             return ""
+        self._update(self._path)
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer":
             given = headers.get(b"x-api-key", b"")
@@ -49,27 +49,21 @@ class Keys:
             raise HTTPError(401, text, code="invalid_api_key")
         return found
 
+    def _update(self, path: Path) -> None:
+        """Read the file if it has changed. If it is invalid now, the keys stay as they are, and stderr says why."""
+        if (now := time.monotonic()) - self._checked < CHECK_SECONDS:
+            return
+        self._checked = now
+        if (stamp := _stamp(path)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._names = _read(path)
+            except ConfigError as e:
+                print(f"banyan: the API keys stay as they are: {e}", file=sys.stderr, flush=True)
 
-class KeysFile:
-    """The API keys of a file, which is read again after it has changed."""
 
-    def __init__(self, path: Path) -> None:
-        """ConfigError: the file is invalid."""
-        self._path, self._stamp, self._checked = path, _stamp(path), time.monotonic()
-        self._keys = Keys.read(path)
-
-    def identify(self, headers: Mapping[bytes, bytes]) -> str:
-        """The same as Keys.identify, with the keys that are in the file now. If it is invalid now, the keys stay as
-        they are, and stderr says why."""
-        if (now := time.monotonic()) - self._checked >= CHECK_SECONDS:
-            self._checked = now
-            if (stamp := _stamp(self._path)) != self._stamp:
-                self._stamp = stamp
-                try:
-                    self._keys = Keys.read(self._path)
-                except ConfigError as e:
-                    print(f"banyan: the API keys stay as they are: {e}", file=sys.stderr, flush=True)
-        return self._keys.identify(headers)
+def _read(path: Path) -> dict[bytes, str]:
+    return {_digest(key.encode()): name for key, name in api_keys(path).items()}
 
 
 def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None:

@@ -9,19 +9,18 @@ import argparse
 import asyncio
 import gc
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import uvicorn
 
 from banyan.runtime import launch
-from banyan.runtime.client.client import Client, connect
+from banyan.runtime.client.client import connect
 from banyan.runtime.config import HTTPConfig, operator_token, origins
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway import app, connection
 from banyan.runtime.gateway.gateway import Gateway
-from banyan.runtime.gateway.keys import Keys, KeysFile
+from banyan.runtime.gateway.keys import Keys
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +34,7 @@ def main(argv: list[str]) -> int:
     launch.tie_to_parent()
     try:
         config = msgspec.json.decode(args.config, type=HTTPConfig)
-        keys = KeysFile(Path(config.keys_file)) if config.keys_file else Keys()
+        keys = Keys(Path(config.keys_file) if config.keys_file else None)
         allowed = origins(config.cors)
         listener = launch.listen(config)
         # without a file, `connect` takes the token from the environment
@@ -44,21 +43,16 @@ def main(argv: list[str]) -> int:
     except BanyanError as e:
         launch.report_start(args.ready_fd, launch.StartReport(code=e.code, message=e.message))
         return 1
-    asyncio.run(_serve(config, client, keys, allowed, listener, args.ready_fd, args.alive_fd))
+    with asyncio.Runner() as runner:
+        isolates_users = config.isolate == "user"
+        gateway = Gateway(client, keys, runner.get_loop(), isolates_users=isolates_users, origins=allowed)
+        runner.run(_serve(gateway, listener, args.ready_fd, args.alive_fd))
+        client.close()  # before the end of the threads that wait for its answers
     return 0
 
 
-async def _serve(
-    config: HTTPConfig,
-    client: Client,
-    keys: Keys | KeysFile,
-    allowed: Sequence[str],
-    listener: socket.socket,
-    ready_fd: int,
-    alive_fd: int,
-) -> None:
+async def _serve(gateway: Gateway, listener: socket.socket, ready_fd: int, alive_fd: int) -> None:
     loop = asyncio.get_running_loop()
-    gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user", origins=allowed)
     server = uvicorn.Server(uvicorn.Config(app.make(gateway), **connection.settings()))
 
     def end() -> None:
@@ -73,4 +67,3 @@ async def _serve(
     launch.report_start(ready_fd, launch.StartReport((url,)))
     gc.freeze()
     await server.serve(sockets=[listener])
-    client.close()

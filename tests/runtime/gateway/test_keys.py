@@ -9,7 +9,7 @@ import pytest
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.gateway import keys
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.keys import Keys, KeysFile
+from banyan.runtime.gateway.keys import Keys
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_bad_file_of_keys_is_named(tmp_path: Path, text: str, mode: int, messa
     path.write_text(text)
     path.chmod(mode)
     with pytest.raises(ConfigError, match=message) as raised:
-        Keys.read(path)
+        Keys(path)
     assert "key-of-ann" not in str(raised.value)
 
 
@@ -35,7 +35,7 @@ def test_spaces_around_names_and_keys_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(" ann : key-of-ann-0123456789 \n")
     path.chmod(0o600)
-    assert Keys.read(path).identify({b"authorization": b"Bearer key-of-ann-0123456789"}) == "ann"
+    assert Keys(path).identify({b"authorization": b"Bearer key-of-ann-0123456789"}) == "ann"
 
 
 def test_a_file_of_keys_is_read_again_after_a_change(
@@ -55,7 +55,7 @@ def test_a_file_of_keys_is_read_again_after_a_change(
             return str(e.status)
 
     write("ann:key-of-ann-0123456789")
-    found = KeysFile(path)
+    found = Keys(path)
     assert (identify("key-of-ann-0123456789"), identify("key-of-bob-0123456789")) == ("ann", "401")
     write("bob:key-of-bob-0123456789")
     assert (identify("key-of-ann-0123456789"), identify("key-of-bob-0123456789")) == ("401", "bob")
