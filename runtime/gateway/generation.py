@@ -1,8 +1,7 @@
-"""Turns a request into a gen, for all chat endpoints."""
+"""Turns a chat request into a program. The endpoints of other APIs first convert their requests to chat requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -11,12 +10,24 @@ from msgspec.structs import replace
 
 from banyan.runtime.gateway.endpoint import HTTPRequest
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import AllowedTools, ChatTurn, NamedTool, ToolChoice, ToolSpec
-from banyan.runtime.gateway.prompt import contents
+from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat_types import (
+    AllowedTools,
+    ChatRequest,
+    ChatTurn,
+    NamedTool,
+    SamplingFields,
+    ToolSpec,
+)
+from banyan.runtime.gateway.prompt import PromptWriter, contents
+from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.http_frames import MAX_BODY
-from banyan.runtime.protocol.limits import MAX_NAME, MAX_SPEC, MAX_TEMPLATE_KWARGS, MAX_TOOLS
+from banyan.runtime.protocol.limits import MAX_SPEC, MAX_TEMPLATE_KWARGS, MAX_TOOLS
 from banyan.runtime.protocol.roles import ASSISTANT
+
+USERS = ("user", "safety_identifier", "prompt_cache_key")
+"""The fields of a request about its end user."""
 
 
 def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
@@ -27,7 +38,7 @@ def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
     return chat
 
 
-def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
+def _reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None) -> str:
     """The mark that ends the reasoning, if the output will begin inside the reasoning; else "". begun: the unfinished
     turn of the assistant that the output continues; None: the output begins a new turn."""
     marks, opened = chat.reasoning, chat.roles.get(ASSISTANT, ("", ""))[0]
@@ -36,10 +47,58 @@ def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
     return marks.end if marks is not None and opened.rstrip().endswith(marks.start) else ""
 
 
-def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: bool | None) -> wire.Tools | None:
-    """Convert the request's tools into the tools of a gen; None: the model may call none. choice: the request's
-    `tool_choice`. parallel: whether a turn may have several calls; None: yes. HTTPError: the tools or the choice are
-    invalid."""
+def start_chat(request: HTTPRequest, body: ChatRequest, adapter: str, *, name: str, last: bool = True) -> ModelCall:
+    """Send a chat request. adapter: the name of the adapter; "": none. name: what the program is called. last: whether
+    no more ops follow. HTTPError: the request is invalid, or cannot be sent."""
+    gen, n = chat_gen(request, body, adapter), body.n or 1
+    check_copies(gen, n)
+    ops = (wire.Append(0, chat_parts(request, body)), *gens(gen, n))
+    return ModelCall.start(request, ops, name=name, limits=limits_of(request, body), last=last)
+
+
+def chat_parts(request: HTTPRequest, body: ChatRequest) -> tuple[wire.Part, ...]:
+    """The prompt of a chat request, up to where the output begins. HTTPError: a message is invalid."""
+    goes_on = _begun(body) is not None
+    parts = PromptWriter(chat_markers(request)).parts(body.messages, leaves_open=goes_on)
+    return parts if goes_on else (*parts, wire.BeginTurn(ASSISTANT))
+
+
+def chat_gen(request: HTTPRequest, body: ChatRequest, adapter: str = "") -> wire.Gen:
+    """The gen of a chat request, with the state 0 and the ref 0. adapter: the name of the adapter; "": none. HTTPError:
+    an option is invalid."""
+    chat, welcome = chat_markers(request), request.client.welcome
+    n_most = welcome.max_context if body.max_completion_tokens is None else body.max_completion_tokens
+    sampling = replace(
+        sampling_of(body, welcome.sampling, n_most),
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
+        constraint=constraint_of(body, _reasoning_end(chat, _begun(body))),
+    )
+    return wire.Gen(
+        *(0, 0, sampling),
+        stream=bool(body.stream),
+        reasoning=chat.reasoning,
+        tools=_tools(body),
+        adapter=adapter,
+        chat_template_kwargs=template_kwargs(chat, body.chat_template_kwargs, body.reasoning_effort),
+    )
+
+
+def _begun(body: ChatRequest) -> ChatTurn | None:
+    """The last message, if the output continues it, as the field `continue_final_message` asks; else None. HTTPError:
+    the field is set, but the last message is not the assistant's, or has tool calls."""
+    if not body.continue_final_message:
+        return None
+    last = body.messages[-1]
+    if last.role != ASSISTANT or last.tool_calls:
+        text = "continue_final_message needs a last message of the assistant, without calls"
+        raise HTTPError(400, text, param="continue_final_message")
+    return last
+
+
+def _tools(body: ChatRequest) -> wire.Tools | None:
+    """The tools of the gen; None: the model may call none. HTTPError: the tools or the choice are invalid."""
+    tools, choice = body.tools, body.tool_choice
     if not tools:
         if choice not in (None, "none", "auto"):
             raise HTTPError(400, "tool_choice needs tools", param="tool_choice")
@@ -65,9 +124,8 @@ def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: boo
         )
     specs = tuple(_spec(tool, k) for k, tool in enumerate(tools))
     is_strict = any(tool.function.strict for tool in tools if only in ("", tool.function.name))
-    return wire.Tools(
-        specs, 0, ends_turn=True, must_call=must_call, only=only, one_call=parallel is False, is_strict=is_strict
-    )
+    one_call = body.parallel_tool_calls is False
+    return wire.Tools(specs, 0, ends_turn=True, must_call=must_call, only=only, one_call=one_call, is_strict=is_strict)
 
 
 def _spec(tool: ToolSpec, k: int) -> str:
@@ -130,18 +188,14 @@ def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
     return ops
 
 
-def limits_of(
-    request: HTTPRequest, priority: int | None, salt: str | None, *users: str | None
-) -> wire.ProgramLimits | None:
-    """The limits of a program; None: it has none. priority, salt: the request's `priority` and `cache_salt`. users: the
-    request's fields about its end user; if the server isolates users, all of them become part of the salt. HTTPError:
-    the salt is too long."""
-    if len(salt or "") > MAX_NAME:
-        raise HTTPError(400, f"cache_salt has more than {MAX_NAME} characters", param="cache_salt")
+def limits_of(request: HTTPRequest, body: SamplingFields) -> wire.ProgramLimits | None:
+    """The limits of a program; None: it has none. If the server isolates users, all fields about the end user become
+    part of the salt."""
+    salt = body.cache_salt or ""
     if request.gateway.isolates_users:
-        given = [one or "" for one in (salt, *users)]
+        given = [salt, *(getattr(body, name, None) or "" for name in USERS)]
         # a digest, so that different users have different salts, and a user may be long
         salt = blake2b(msgspec.json.encode(given), digest_size=32).hexdigest() if any(given) else ""
-    if not priority and not salt:
+    if not body.priority and not salt:
         return None
-    return wire.ProgramLimits(priority=priority or 0, salt=salt or "")
+    return wire.ProgramLimits(priority=body.priority or 0, salt=salt)

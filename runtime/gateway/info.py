@@ -11,9 +11,9 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
-from banyan.runtime.gateway.generation import chat_markers, template_kwargs
+from banyan.runtime.gateway.generation import chat_gen, chat_markers, chat_parts, template_kwargs
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat_types import TokenizeRequest
+from banyan.runtime.gateway.openai.chat_types import ChatRequest, TokenizeRequest
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
@@ -109,24 +109,22 @@ async def _read(
         return (await call.values())[0]
 
 
-async def count_tokens(
-    request: HTTPRequest,
-    parts: tuple[wire.Part, ...],
-    tools: wire.Tools | None,
-    kwargs: str = "",
-    field: str = "messages",
-) -> int:
-    """Return how many tokens a prompt has. kwargs: variables for the chat template (wire.Gen.chat_template_kwargs).
-    field: the field of the request that has the prompt, for errors.
+async def count_tokens(request: HTTPRequest, body: ChatRequest, field: str = "messages") -> int:
+    """Return how many tokens the prompt of a chat request has. field: the field of the client's request that has the
+    prompt, for errors.
 
-    With tools or kwargs, the server runs a gen of 0 tokens to count them. This computes the KV of the prompt, which a
-    later request with the same prompt finds in the cache.
+    With tools or variables for the chat template, the server runs a gen of 0 tokens to count them. This computes the KV
+    of the prompt, which a later request with the same prompt finds in the cache.
     """
-    if tools is None and not kwargs:
+    parts, gen = chat_parts(request, body), chat_gen(request, body)
+    if gen.tools is None and not gen.chat_template_kwargs:
         tokens = (await _read(request, parts, field=field)).tokens
         return len(tokens.ids) // 4 if tokens is not None else 0
-    gen = wire.Gen(0, 0, wire.Sampling(max_tokens=0), tools=tools, chat_template_kwargs=kwargs)
-    ops = (wire.Append(0, parts), gen)
+    sampling = wire.Sampling(max_tokens=0)
+    ops = (
+        wire.Append(0, parts),
+        wire.Gen(0, 0, sampling, tools=gen.tools, chat_template_kwargs=gen.chat_template_kwargs),
+    )
     async with ModelCall.start(request, ops, name="count", field=field) as call:
         return (await call.values())[0].usage.prompt
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import JSONFormat, SamplingFields, SchemaFormat, TextFormat
+from banyan.runtime.gateway.openai.chat_types import JSONFormat, SamplingFields, SchemaFormat
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.limits import MAX_STOP, MAX_STOPS
 
 _AS_THEY_ARE = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -24,23 +24,19 @@ def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) 
     given: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
     if given.get("top_k") == 0:
         given["top_k"] = -1
-    if body.seed is not None and not -(2**63) <= body.seed < 2**63:
-        raise HTTPError(400, "seed has more than 64 bits", param="seed")
     if body.logit_bias:
         given["logit_bias"] = _biases(body.logit_bias)
-    given["stop"] = strings_of(body.stop, "stop")
-    given["stop_regex"] = strings_of(body.stop_regex, "stop_regex")
+    given["stop"], given["stop_regex"] = _strings(body.stop), _strings(body.stop_regex)
     given["stop_token_ids"] = tuple(body.stop_token_ids or ())
     given["max_tokens"] = max_tokens if body.max_tokens is None else body.max_tokens
     if (body.min_tokens or 0) > given["max_tokens"]:
         text = f"min_tokens is {body.min_tokens}, above the most tokens of an output, {given['max_tokens']}"
         raise HTTPError(400, text, param="min_tokens")
-    return overridden(defaults, **given)
-
-
-def overridden(defaults: wire.Sampling, **given: Any) -> wire.Sampling:
-    """A copy of `defaults` with the parameters in `given`. A parameter that is None keeps its default."""
     return replace(defaults, **{name: value for name, value in given.items() if value is not None})
+
+
+def _strings(given: str | list[str] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
@@ -50,41 +46,22 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
     return {int(token): bias for token, bias in given.items()}
 
 
-def strings_of(given: str | list[str] | None, name: str) -> tuple[str, ...]:
-    """Convert a field such as `stop`, a string or a list, to a tuple of strings. name: the field's name, for errors.
-    HTTPError: there are too many strings, or one is empty or too long."""
-    found = (given,) if isinstance(given, str) else tuple(given or ())
-    if len(found) > MAX_STOPS or any(not 0 < len(one) <= MAX_STOP for one in found):
-        text = f"{name} has at most {MAX_STOPS} strings of 1 to {MAX_STOP} characters"
-        raise HTTPError(400, text, param=name)
-    return found
-
-
-def schema_constraint(form: TextFormat | JSONFormat | SchemaFormat | None, after: str) -> wire.ConstraintSpec | None:
-    """The constraint for the response format `form`: JSON that fits its schema, or any JSON object. None: the format is
-    plain text. after: the mark after which the constraint holds; "": from the start."""
-    if form is None or isinstance(form, TextFormat):
-        return None
-    schema = {"type": "object"} if isinstance(form, JSONFormat) else form.json_schema.schema
-    return wire.ConstraintSpec("json_schema", json.dumps(schema or {}), after=(after,) if after else ())
-
-
-def constraint_of(
-    body: SamplingFields, form: TextFormat | JSONFormat | SchemaFormat | None = None, after: str = ""
-) -> wire.ConstraintSpec | None:
-    """The constraint on the output; None: there is none. It comes from the response format `form`, or from one of the
-    fields regex, grammar and choices. after: the mark that ends the reasoning, after which the constraint holds; "":
-    the output has no reasoning. HTTPError: the request has several constraints."""
+def constraint_of(body: SamplingFields, after: str = "") -> wire.ConstraintSpec | None:
+    """The constraint on the output; None: there is none. It comes from one of the fields response_format, regex,
+    grammar and choices. after: the mark that ends the reasoning, after which the constraint holds; "": the output has
+    no reasoning. HTTPError: the request has several constraints."""
+    spec = partial(wire.ConstraintSpec, after=(after,) if after else ())
     found: dict[str, wire.ConstraintSpec] = {}
-    triggers = (after,) if after else ()
-    if (schema := schema_constraint(form, after)) is not None:
-        found["response_format"] = schema
+    form = body.response_format
+    if isinstance(form, JSONFormat | SchemaFormat):
+        schema = {"type": "object"} if isinstance(form, JSONFormat) else form.json_schema.schema
+        found["response_format"] = spec("json_schema", json.dumps(schema or {}))
     if body.regex is not None:
-        found["regex"] = wire.ConstraintSpec("regex", body.regex, after=triggers)
+        found["regex"] = spec("regex", body.regex)
     if body.grammar is not None:
-        found["grammar"] = wire.ConstraintSpec("grammar", body.grammar, after=triggers)
+        found["grammar"] = spec("grammar", body.grammar)
     if body.choices is not None:
-        found["choices"] = wire.ConstraintSpec("choices", json.dumps(body.choices), after=triggers)
+        found["choices"] = spec("choices", json.dumps(body.choices))
     if len(found) > 1:
         names = " and ".join(found)
         raise HTTPError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -20,12 +20,10 @@ from banyan.runtime.gateway.anthropic.messages_types import (
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, template_kwargs, tools_of
+from banyan.runtime.gateway.generation import chat_markers, start_chat
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat_types import ChatTurn
-from banyan.runtime.gateway.prompt import PromptWriter
-from banyan.runtime.gateway.sampling import overridden, schema_constraint, strings_of
+from banyan.runtime.gateway.openai.chat_types import ChatRequest
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -38,9 +36,10 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         text = "conversations are not kept; send all messages"
         raise HTTPError(400, text, param="thread", details=details)
-    call = _start(request, body, adapter)
     chat = chat_markers(request)
-    reasons = chat.reasoning is not None or bool(_switched(chat, body))
+    asked = _chat(chat, body)
+    call = start_chat(request, asked, adapter, name="message", last=not body.pinned)
+    reasons = chat.reasoning is not None or bool(asked.chat_template_kwargs)
     headers = ignored(body, (*MESSAGE_IGNORED, *(THINKING_IGNORED if reasons else ("thinking",))))
     writer = MessageWriter(body.model, body)
     if body.stream:
@@ -55,58 +54,19 @@ async def count(request: HTTPRequest) -> Reply:
     """Answers with the number of tokens in the prompt of a message request."""
     body = decode(request.body, CountRequest)
     await adapter_of(request, body.model)
-    tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
-    kwargs = _switched(chat_markers(request), body)
-    n = await count_tokens(request, _prompt(request, body.turns), tools, kwargs)
-    headers = ignored(body, (*PROMPT_IGNORED, *(THINKING_IGNORED if kwargs else ("thinking",))))
+    asked = _chat(chat_markers(request), body)
+    n = await count_tokens(request, asked)
+    headers = ignored(body, (*PROMPT_IGNORED, *(THINKING_IGNORED if asked.chat_template_kwargs else ("thinking",))))
     return json_reply({"input_tokens": n}, headers=headers)
 
 
-def _switched(chat: wire.ChatMarkers, body: CountRequest) -> str:
-    """The chat template's variables that turn the reasoning on or off, as the field `thinking` says, in JSON
-    (wire.Gen.chat_template_kwargs). "": the template has no such switch, or `thinking` leaves the choice to the
-    model."""
-    if not chat.thinking_switch or not isinstance(body.thinking, ThinkingOn | ThinkingOff):
-        return ""
-    return template_kwargs(chat, {chat.thinking_switch: isinstance(body.thinking, ThinkingOn)}, None)
-
-
-def _prompt(request: HTTPRequest, turns: Sequence[ChatTurn]) -> tuple[wire.Part, ...]:
-    """The prompt parts of the conversation, up to where the output begins. If the client has begun the assistant's
-    turn, the output continues it; otherwise it begins a new turn."""
-    goes_on = _begun(turns) is not None
-    parts = PromptWriter(chat_markers(request)).parts(turns, leaves_open=goes_on)
-    return parts if goes_on else (*parts, wire.BeginTurn(ASSISTANT))
-
-
-def _begun(turns: Sequence[ChatTurn]) -> ChatTurn | None:
-    """The last turn, if the output continues it: it is the assistant's and has no tool calls. Otherwise None."""
-    return turns[-1] if turns[-1].role == ASSISTANT and not turns[-1].tool_calls else None
-
-
-def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCall:
-    chat, welcome, turns = chat_markers(request), request.client.welcome, body.turns
-    tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
-    sampling = overridden(
-        welcome.sampling,
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k or None,
-        stop=strings_of(body.stop_sequences, "stop_sequences"),
-        constraint=schema_constraint(body.chat_format, reasoning_end(chat, _begun(turns))),
-    )
-    gen = wire.Gen(
-        *(0, 0, sampling),
-        stream=bool(body.stream),
-        reasoning=chat.reasoning,
-        tools=tools,
-        adapter=adapter,
-        chat_template_kwargs=_switched(chat, body),
-    )
-    ops = (wire.Append(0, _prompt(request, turns)), gen)
-    limits = limits_of(request, None, None, body.metadata.user_id if body.metadata is not None else None)
-    return ModelCall.start(request, ops, name="message", limits=limits, last=not body.pinned)
+def _chat(chat: wire.ChatMarkers, body: CountRequest) -> ChatRequest:
+    """The chat request for `body`. The field `thinking` turns the reasoning on or off, if the chat template has a
+    variable for that, and does not leave the choice to the model."""
+    found = body.chat()
+    if chat.thinking_switch and isinstance(body.thinking, ThinkingOn | ThinkingOff):
+        found.chat_template_kwargs = {chat.thinking_switch: isinstance(body.thinking, ThinkingOn)}
+    return found
 
 
 def _pin(call: ModelCall, seconds: float) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import (
     Body,
     CalledFunction,
+    ChatRequest,
     ChatTurn,
     ContentPart,
     ConvertedTurn,
@@ -22,6 +24,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     NamedFunction,
     NamedTool,
     SchemaFormat,
+    Stops,
     TextPart,
     ToolCallPart,
     ToolChoice,
@@ -168,50 +171,40 @@ class CountRequest(Body, kw_only=True):
     speed: str | None = None
     """Accepted without effect; a header of the response names it."""
 
-    @property
-    def turns(self) -> list[ChatTurn]:
-        """The system prompt and the messages, as messages of chat completions."""
+    def chat(self) -> ChatRequest:
+        """The same request in the form of chat completions. If the last message is the assistant's and has no tool
+        calls, the output continues it. HTTPError: a block does not fit the role of its message."""
         turns: list[ChatTurn] = []
         if self.system:
             content: Any = self.system if isinstance(self.system, str) else _parts(self.system)
             turns.append(ChatTurn(role="system", content=content))
         for k, one in enumerate(self.messages):
             turns += _turns(one, f"messages[{k}]")
-        return turns
-
-    @property
-    def chat_tools(self) -> list[ToolSpec]:
-        """The tools in the form of chat completions; []: none."""
-        return [
-            ToolSpec(
-                function=FunctionSpec(
-                    name=one.name, description=one.description, parameters=one.input_schema, strict=one.strict
-                )
-            )
-            for one in self.tools or ()
-        ]
-
-    @property
-    def chat_choice(self) -> ToolChoice:
-        """The tool choice in the form of chat completions; None: the model decides."""
+        choice: ToolChoice = None
         match self.tool_choice:
             case NamedChoice(name=name):
-                return NamedTool(function=NamedFunction(name=name))
+                choice = NamedTool(function=NamedFunction(name=name))
             case AnyChoice():
-                return "required"
+                choice = "required"
             case NoChoice():
-                return "none"
-        return None
-
-    @property
-    def chat_format(self) -> SchemaFormat | None:
-        """The output format in the form of chat completions; None: plain text."""
+                choice = "none"
         form = self.output_config.format if self.output_config is not None else None
-        return None if form is None else SchemaFormat(json_schema=JSONSchemaFormat(name="output", schema=form.schema))
-
-    @property
-    def is_parallel(self) -> bool:
-        return not getattr(self.tool_choice, "disable_parallel_tool_use", None)
+        return ChatRequest(
+            model=self.model,
+            messages=turns,
+            continue_final_message=turns[-1].role == ASSISTANT and not turns[-1].tool_calls,
+            tools=[
+                ToolSpec(
+                    function=FunctionSpec(
+                        name=one.name, description=one.description, parameters=one.input_schema, strict=one.strict
+                    )
+                )
+                for one in self.tools or ()
+            ],
+            tool_choice=choice,
+            parallel_tool_calls=not getattr(self.tool_choice, "disable_parallel_tool_use", None),
+            response_format=form and SchemaFormat(json_schema=JSONSchemaFormat(name="output", schema=form.schema)),
+        )
 
     @property
     def pinned(self) -> float:
@@ -228,7 +221,7 @@ class CountRequest(Body, kw_only=True):
 class MessageRequest(CountRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Stops | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
@@ -237,6 +230,18 @@ class MessageRequest(CountRequest, kw_only=True):
     # Accepted without effect; a header of the response names them.
     service_tier: str | None = None
     inference_geo: str | None = None
+
+    def chat(self) -> ChatRequest:
+        return replace(
+            super().chat(),
+            stream=self.stream,
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k or None,
+            user=None if self.metadata is None else self.metadata.user_id,
+        )
 
 
 PROMPT_IGNORED = (

@@ -5,33 +5,20 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from msgspec.structs import replace
-
 from banyan.runtime.gateway.bodies import decode, ignored
-from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
+from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import (
-    chat_markers,
-    check_copies,
-    gens,
-    limits_of,
-    reasoning_end,
-    template_kwargs,
-    tools_of,
-)
+from banyan.runtime.gateway.generation import chat_markers, start_chat
 from banyan.runtime.gateway.info import adapter_of
-from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import IGNORED, ChatRequest
 from banyan.runtime.gateway.openai.choice_writer import (
     ChoiceWriter,
     check_stream_options,
     finish_reason,
+    reply,
     spelled,
-    stream,
     with_text,
 )
-from banyan.runtime.gateway.prompt import PromptWriter
-from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -43,59 +30,14 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    call = _start(request, body, adapter)
-    effort = () if chat_markers(request).reads_effort else ("reasoning_effort",)
-    user = () if request.gateway.isolates_users else ("safety_identifier",)
-    headers = ignored(body, (*IGNORED, *effort, *user))
-    writer = ChatWriter(body)
-    if body.stream:
-        return EventReply(stream(call, writer), lambda e: event(e.openai()), headers)
-    async with call:
-        return json_reply(writer.whole(await call.values()), headers=headers)
-
-
-def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
-    chat, welcome = chat_markers(request), request.client.welcome
     if body.max_completion_tokens is not None and body.max_tokens is not None:
         text = "max_tokens and max_completion_tokens are the same; give one of them"
         raise HTTPError(400, text, param="max_tokens")
-    n_most = welcome.max_context if body.max_completion_tokens is None else body.max_completion_tokens
-    sampling = replace(
-        sampling_of(body, welcome.sampling, n_most),
-        logprobs=bool(body.logprobs),
-        top_logprobs=body.top_logprobs or 0,
-        constraint=constraint_of(
-            body, body.response_format, reasoning_end(chat, body.messages[-1] if _goes_on(body) else None)
-        ),
-    )
-    tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    parts = PromptWriter(chat).parts(body.messages, leaves_open=_goes_on(body))
-    if not _goes_on(body):
-        parts = (*parts, wire.BeginTurn(ASSISTANT))
-    n = body.n or 1
-    gen = wire.Gen(
-        *(0, 0, sampling),
-        stream=bool(body.stream),
-        reasoning=chat.reasoning,
-        tools=tools,
-        adapter=adapter,
-        chat_template_kwargs=template_kwargs(chat, body.chat_template_kwargs, body.reasoning_effort),
-    )
-    check_copies(gen, n)
-    users = (body.user, body.safety_identifier, body.prompt_cache_key)
-    limits = limits_of(request, body.priority, body.cache_salt, *users)
-    ops = (wire.Append(0, parts), *gens(gen, n))
-    return ModelCall.start(request, ops, name="chat", limits=limits)
-
-
-def _goes_on(body: ChatRequest) -> bool:
-    """Whether the output continues the last message, as the field `continue_final_message` asks. HTTPError: the field
-    is set, but the last message is not the assistant's, or has tool calls."""
-    last = body.messages[-1]
-    if body.continue_final_message and (last.role != ASSISTANT or last.tool_calls):
-        text = "continue_final_message needs a last message of the assistant, without calls"
-        raise HTTPError(400, text, param="continue_final_message")
-    return bool(body.continue_final_message)
+    call = start_chat(request, body, adapter, name="chat")
+    effort = () if chat_markers(request).reads_effort else ("reasoning_effort",)
+    user = () if request.gateway.isolates_users else ("safety_identifier",)
+    headers = ignored(body, (*IGNORED, *effort, *user))
+    return await reply(call, ChatWriter(body), headers)
 
 
 class ChatWriter(ChoiceWriter):

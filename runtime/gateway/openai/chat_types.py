@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from banyan.runtime.protocol.limits import MAX_COUNT
+from banyan.runtime.protocol.limits import MAX_COUNT, MAX_NAME, MAX_STOP, MAX_STOPS
 
 Schema = dict[str, Any] | bool
 TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
+Stops = Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -154,18 +156,19 @@ class SamplingFields(Body):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Stops | None = None
     user: str | None = None
+    response_format: TextFormat | JSONFormat | SchemaFormat | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
+    stop_regex: Stop | Stops | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     regex: str | None = None
     grammar: str | None = None
     choices: list[str] | None = None
@@ -188,7 +191,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    response_format: TextFormat | JSONFormat | SchemaFormat | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
@@ -224,7 +226,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     best_of: int | None = None
     suffix: None = None
-    response_format: TextFormat | JSONFormat | SchemaFormat | None = None
 
 
 class TokenizeRequest(Body, kw_only=True):

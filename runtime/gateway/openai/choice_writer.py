@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from banyan.runtime.gateway.endpoint import event
+from banyan.runtime.gateway.endpoint import EventReply, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import SamplingFields
@@ -80,7 +80,7 @@ class ChoiceWriter(ABC):
     def __init__(self, body: SamplingFields, name: str, kind: str, chunk_kind: str, text: bytes) -> None:
         """name: the prefix of the response's id. kind, chunk_kind: the value of `object` in a whole response and in a
         chunk. text: the JSON field for the output in a chunk, such as "text":%s, in which %s stands for the text."""
-        self._n = body.n or 1
+        self.is_stream, self._n = bool(body.stream), body.n or 1
         self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         number = f"{name}-{uuid.uuid4().hex}"
         self._head: dict[str, Any] = {"id": number, "object": kind, "created": int(time.time()), "model": body.model}
@@ -147,7 +147,15 @@ class ChoiceWriter(ABC):
         return self._head | {"choices": choices, "usage": usage_of(usages, self._n)}
 
 
-async def stream(call: ModelCall, writer: ChoiceWriter) -> AsyncGenerator[bytes, None]:
+async def reply(call: ModelCall, writer: ChoiceWriter, headers: Mapping[str, str]) -> Reply | EventReply:
+    """The response to a call, whole or as a stream, as its client asked for. HTTPError: a value failed."""
+    if writer.is_stream:
+        return EventReply(_stream(call, writer), lambda e: event(e.openai()), headers)
+    async with call:
+        return json_reply(writer.whole(await call.values()), headers=headers)
+
+
+async def _stream(call: ModelCall, writer: ChoiceWriter) -> AsyncGenerator[bytes, None]:
     """Yield the events of the response to a call, until all its values have arrived. The events of pieces that arrive
     together are yielded together. HTTPError: a value failed."""
     async with call:

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.bodies import decode
-from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
+from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import check_copies, gens, limits_of
 from banyan.runtime.gateway.info import adapter_of
@@ -22,8 +22,8 @@ from banyan.runtime.gateway.openai.choice_writer import (
     TextOffset,
     check_stream_options,
     finish_reason,
+    reply,
     spelled,
-    stream,
     with_text,
 )
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
@@ -53,7 +53,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
         logprob_start=0 if has_prompt_logprobs else -1,
-        constraint=constraint_of(body, body.response_format),
+        constraint=constraint_of(body),
     )
     n_prompts = len(prompts)
     ops: list[wire.Op] = [wire.Fork(0, tuple(range(1, n_prompts + 1)))] if n_prompts > 1 else []
@@ -66,13 +66,8 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         if body.echo:
             ops.append(wire.Read(state, n_choices + k))
         ops += gens(replace(gen, state=state, ref=k * n), n, n_prompts + 1 + k * n)
-    limits = limits_of(request, body.priority, body.cache_salt, body.user)
-    call = ModelCall.start(request, ops, name="completion", limits=limits, field="prompt")
-    writer = CompletionWriter(body, n_choices)
-    if body.stream:
-        return EventReply(stream(call, writer), lambda e: event(e.openai()))
-    async with call:
-        return json_reply(writer.whole(await call.values()))
+    call = ModelCall.start(request, ops, name="completion", limits=limits_of(request, body), field="prompt")
+    return await reply(call, CompletionWriter(body, n_choices), {})
 
 
 def _prompts(given: str | Sequence[str | TokenId | list[TokenId]]) -> Sequence[str | list[int]]:

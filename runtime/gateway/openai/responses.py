@@ -12,18 +12,20 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec.structs import replace
 
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
-from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, template_kwargs, tools_of
+from banyan.runtime.gateway.generation import chat_gen, chat_markers, limits_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import Arrival, ModelCall
 from banyan.runtime.gateway.openai.chat import calls_of, logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
 from banyan.runtime.gateway.openai.response_store import Conversation, StoredResponse
 from banyan.runtime.gateway.openai.responses_types import (
+    LOGPROBS,
     PROMPT_IGNORED,
     RESPONSE_IGNORED,
     ResponsePrompt,
@@ -31,11 +33,8 @@ from banyan.runtime.gateway.openai.responses_types import (
     turns_of,
 )
 from banyan.runtime.gateway.prompt import PromptWriter
-from banyan.runtime.gateway.sampling import overridden, schema_constraint
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
-
-LOGPROBS = "message.output_text.logprobs"
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
@@ -87,11 +86,7 @@ async def count_input(request: HTTPRequest) -> Reply:
     await adapter_of(request, body.model)
     before = _previous(request, body)
     turns = [*_system(body), *(before.turns if before is not None else ()), *turns_of(body.input)]
-    chat = chat_markers(request)
-    parts = (*PromptWriter(chat).parts(turns), wire.BeginTurn(ASSISTANT))
-    tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
-    kwargs = template_kwargs(chat, body.chat_template_kwargs, body.effort)
-    n = await count_tokens(request, parts, tools, kwargs, field="input")
+    n = await count_tokens(request, body.chat(turns), field="input")
     headers = ignored(body, (*PROMPT_IGNORED, *_unread(request)))
     return json_reply({"object": "response.input_tokens", "input_tokens": n}, headers=headers)
 
@@ -131,7 +126,6 @@ class ResponseRun:
         conversation. adapter: the name of the adapter; "": none. HTTPError: the request is invalid, or cannot be
         sent."""
         self._request, self._body, self._adapter = request, body, adapter
-        self._has_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
         self.payload: dict[str, Any] = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -158,12 +152,13 @@ class ResponseRun:
         }
         new = turns_of(body.input)
         turns = [*(before.turns if before is not None else ()), *new]
+        self._chat = body.chat([*_system(body), *turns])
         self._stored = StoredResponse(request.tenant, self.payload, turns, body.instructions)
         self._stored.n_bytes = len(request.body)  # the payload repeats most of it
         self._numbers = count()
         self._goes_on = False  # whether it continues the state of `before`
         self._start(before, new)
-        self._events = ItemEvents(self.payload["output"], self._numbers, self._has_logprobs)
+        self._events = ItemEvents(self.payload["output"], self._numbers, body.has_logprobs)
 
     def _start(self, before: StoredResponse | None, new: Sequence[ChatTurn] = ()) -> None:
         """Send the generation. new: the turns after those of `before`. HTTPError: it cannot be sent."""
@@ -174,18 +169,8 @@ class ResponseRun:
 
     def _sent(self, before: StoredResponse | None, new: Sequence[ChatTurn]) -> ModelCall:
         body, request, stored = self._body, self._request, self._stored
-        chat, welcome = chat_markers(request), request.client.welcome
-        tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
-        stored.tools = tools.specs if tools is not None else ()
-        sampling = overridden(
-            welcome.sampling,
-            max_tokens=body.max_output_tokens or welcome.max_context,
-            logprobs=self._has_logprobs,
-            top_logprobs=body.top_logprobs or 0,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            constraint=schema_constraint(body.chat_format(), reasoning_end(chat)),
-        )
+        gen = chat_gen(request, self._chat, self._adapter)
+        stored.tools = gen.tools.specs if gen.tools is not None else ()
         ops: list[wire.Op]
         limits = None
         conversation = before.conversation if before is not None else None
@@ -209,21 +194,13 @@ class ResponseRun:
         else:
             program = request.client.program("response")
             conversation = Conversation(request.client, program)
-            stored.writer = PromptWriter(chat)
-            turns = [*_system(body), *stored.turns]
-            parts = stored.writer.parts(turns)
-            conversation.hold(turns)
+            stored.writer = PromptWriter(chat_markers(request))
+            parts = stored.writer.parts(self._chat.messages)
+            conversation.hold(self._chat.messages)
             stored.state = 0
-            limits = limits_of(request, None, None, body.user, body.safety_identifier, body.prompt_cache_key)
+            limits = limits_of(request, self._chat)
             ops = []
-        gen = wire.Gen(
-            *(stored.state, next(conversation.refs), sampling),
-            stream=True,
-            reasoning=chat.reasoning,
-            tools=tools,
-            adapter=self._adapter,
-            chat_template_kwargs=template_kwargs(chat, body.chat_template_kwargs, body.effort),
-        )
+        gen = replace(gen, state=stored.state, ref=next(conversation.refs))
         ops += [wire.Append(stored.state, (*parts, wire.BeginTurn(ASSISTANT))), gen]
         if limits is not None:
             conversation.program.limit(limits)

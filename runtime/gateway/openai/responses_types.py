@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import (
@@ -13,6 +14,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     AllowedTools,
     Body,
     CalledFunction,
+    ChatRequest,
     ChatTurn,
     ContentPart,
     ConvertedTurn,
@@ -33,6 +35,8 @@ from banyan.runtime.gateway.openai.chat_types import (
 )
 from banyan.runtime.protocol.roles import ASSISTANT
 
+LOGPROBS = "message.output_text.logprobs"
+"""The value of the field `include` that asks for logprobs."""
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
@@ -136,30 +140,28 @@ class ResponsePrompt(Body, kw_only=True):
     # Accepted without effect; a header of the response names them.
     truncation: str | None = None
 
-    def chat_tools(self) -> list[ToolSpec] | None:
-        """The tools in the form of chat completions."""
-        return None if self.tools is None else [ToolSpec(function=tool) for tool in self.tools]
-
-    def chat_choice(self) -> ToolChoice:
-        """The tool choice in the form of chat completions."""
+    def chat(self, turns: list[ChatTurn]) -> ChatRequest:
+        """A chat request with the messages `turns` and the other fields of this request."""
+        choice: ToolChoice = None
         match self.tool_choice:
             case FunctionChoice(name=name):
-                return NamedTool(function=NamedFunction(name=name))
+                choice = NamedTool(function=NamedFunction(name=name))
             case AllowedFunctions(mode=mode, tools=tools):
                 named = [NamedTool(function=NamedFunction(name=tool.name)) for tool in tools]
-                return AllowedTools(allowed_tools=AllowedToolList(mode=mode, tools=named))
-            case choice:
-                return choice
-
-    @property
-    def effort(self) -> str | None:
-        """The effort of the reasoning; None: not given."""
-        return self.reasoning.effort if self.reasoning is not None else None
-
-    def chat_format(self) -> TextFormat | JSONFormat | SchemaFormat | None:
-        """The output format in the form of chat completions."""
+                choice = AllowedTools(allowed_tools=AllowedToolList(mode=mode, tools=named))
+            case str(mode):
+                choice = mode
         form = self.text.format if self.text is not None else None
-        return SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form
+        return ChatRequest(
+            model=self.model,
+            messages=turns,
+            tools=[ToolSpec(function=tool) for tool in self.tools or ()],
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form,
+            chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+        )
 
 
 class ResponseRequest(ResponsePrompt, kw_only=True):
@@ -181,6 +183,25 @@ class ResponseRequest(ResponsePrompt, kw_only=True):
     max_tool_calls: int | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the response has the logprobs of its text."""
+        return self.top_logprobs is not None or LOGPROBS in (self.include or ())
+
+    def chat(self, turns: list[ChatTurn]) -> ChatRequest:
+        return replace(
+            super().chat(turns),
+            stream=True,
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            logprobs=self.has_logprobs,
+            top_logprobs=self.top_logprobs,
+            user=self.user,
+            safety_identifier=self.safety_identifier,
+            prompt_cache_key=self.prompt_cache_key,
+        )
 
 
 PROMPT_IGNORED = (
