@@ -49,7 +49,7 @@ def _reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None) -> str:
 
 def start_chat(request: HTTPRequest, body: ChatRequest, adapter: str, *, name: str, last: bool = True) -> ModelCall:
     """Send a chat request. adapter: the name of the adapter; "": none. name: what the program is called. last: whether
-    no more ops follow. HTTPError: the request is invalid, or cannot be sent."""
+    no more ops follow. HTTPError: the request is invalid. Raises BanyanError if it cannot be sent."""
     gen, n = chat_gen(request, body, adapter), body.n or 1
     check_copies(gen, n)
     ops = (wire.Append(0, chat_parts(request, body)), *gens(gen, n))

@@ -7,10 +7,9 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
-from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_gen, chat_markers, chat_parts, template_kwargs
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import ChatRequest, TokenizeRequest
@@ -69,10 +68,7 @@ async def adapter_of(request: HTTPRequest, name: str) -> str:
 
 async def _adapters(request: HTTPRequest) -> list[str]:
     """The names of the adapters that are loaded now."""
-    try:
-        return list((await asyncio.to_thread(request.client.ask, "info"))["adapters"])
-    except BanyanError as e:
-        raise http_error(e) from e
+    return list((await asyncio.to_thread(request.client.ask, "info"))["adapters"])
 
 
 async def tokenize(request: HTTPRequest) -> Reply:

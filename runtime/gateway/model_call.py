@@ -78,17 +78,15 @@ class ModelCall:
         field: str = "messages",
     ) -> Self:
         """Send a program for `request`, and return its call. last: whether no more ops follow. field: as in __init__.
-        HTTPError: the program cannot be sent."""
+        Raises BanyanError if the program cannot be sent."""
+        program = request.client.program(name)
+        call = cls(request.gateway.mailbox, program, field=field)
+        if limits is not None:
+            program.limit(limits)
         try:
-            program = request.client.program(name)
-            call = cls(request.gateway.mailbox, program, field=field)
-            if limits is not None:
-                program.limit(limits)
             call.submit(ops, last=last)
         except OverflowError as e:
-            raise http_error(BadProgram("a number of the request has more than 64 bits")) from e
-        except BanyanError as e:
-            raise http_error(e) from e
+            raise BadProgram("a number of the request has more than 64 bits") from e
         return call
 
     def submit(self, ops: Sequence[wire.Op], *, last: bool) -> None:

@@ -123,8 +123,7 @@ class ResponseRun:
         self, request: HTTPRequest, body: ResponseRequest, before: StoredResponse | None, adapter: str
     ) -> None:
         """Send the generation to the server. before: the response that this one continues; None: it begins a
-        conversation. adapter: the name of the adapter; "": none. HTTPError: the request is invalid, or cannot be
-        sent."""
+        conversation. adapter: the name of the adapter; "": none. HTTPError, BanyanError: as of _start."""
         self._request, self._body, self._adapter = request, body, adapter
         self.payload: dict[str, Any] = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -161,13 +160,8 @@ class ResponseRun:
         self._events = ItemEvents(self.payload["output"], self._numbers, body.has_logprobs)
 
     def _start(self, before: StoredResponse | None, new: Sequence[ChatTurn] = ()) -> None:
-        """Send the generation. new: the turns after those of `before`. HTTPError: it cannot be sent."""
-        try:
-            self._call = self._sent(before, new)
-        except BanyanError as e:
-            raise http_error(e) from e
-
-    def _sent(self, before: StoredResponse | None, new: Sequence[ChatTurn]) -> ModelCall:
+        """Send the generation. new: the turns after those of `before`. HTTPError: an option is invalid. Raises
+        BanyanError if the generation cannot be sent."""
         body, request, stored = self._body, self._request, self._stored
         gen = chat_gen(request, self._chat, self._adapter)
         stored.tools = gen.tools.specs if gen.tools is not None else ()
@@ -205,11 +199,10 @@ class ResponseRun:
         if limits is not None:
             conversation.program.limit(limits)
         state = stored.state if self._goes_on else None
-        call = ModelCall(request.gateway.mailbox, conversation.program, state=state, field="input")
-        call.submit(ops, last=False)
+        self._call = ModelCall(request.gateway.mailbox, conversation.program, state=state, field="input")
+        self._call.submit(ops, last=False)
         self._conversation = stored.conversation = conversation
         conversation.begin()
-        return call
 
     def run_in_background(self) -> None:
         """Store the response, and start a task that completes it."""
@@ -221,6 +214,8 @@ class ResponseRun:
                     pass
             except HTTPError as e:
                 self.failed(e)
+            except BanyanError as e:
+                self.failed(http_error(e))
             except asyncio.CancelledError:
                 self._events.close("incomplete")
                 self.payload["status"] = "cancelled"

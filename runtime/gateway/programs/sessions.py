@@ -12,8 +12,7 @@ from pathlib import Path
 import zmq
 
 from banyan.runtime.client.client import Client
-from banyan.runtime.errors import ConnectFailed
-from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.programs.json_program import JSONProgram
 from banyan.runtime.protocol import ipc, wire
 
@@ -139,17 +138,14 @@ class Sessions:
     async def open(self, client: Client, version: int, name: str) -> tuple[Session, bytes]:
         """Open a session for the client's tenant. Returns the session and the server's encoded Welcome. version: the
         client's version of the protocol. name: what the client calls itself. HTTPError: the tenant has too many
-        sessions, or the server refuses or does not answer."""
+        sessions, or the server refuses or does not answer. ConnectFailed: the server is gone."""
         address = client.address
         tenant = address.tenant
         if self._n_of[tenant] >= MAX_SESSIONS:
             raise HTTPError(
                 429, f"{MAX_SESSIONS} sessions of this API key are open, the most that are allowed; end some of them"
             )
-        try:
-            session = Session(self._context, Path(address.path), tenant)
-        except ConnectFailed as e:
-            raise http_error(e) from e
+        session = Session(self._context, Path(address.path), tenant)
         self._sessions[session.id] = session
         self._n_of[tenant] += 1
         try:
