@@ -69,38 +69,50 @@ def _close(program: ref[ProgramHandle]) -> None:
         found.close()
 
 
+@dataclass
+class ConversationBranch:
+    """A state of a conversation that ends with the output of a response, so that a later one can continue it. writer:
+    has recorded the tool calls of the state. tools: the tools in its prompt (wire.Tools.specs). is_open: whether the
+    turn of the output is still open."""
+
+    conversation: Conversation
+    state: int
+    writer: PromptWriter
+    tools: tuple[str, ...]
+    is_open: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the state continues that of another response. State 0 belongs to the first one."""
+        return self.state > 0
+
+
+@dataclass(eq=False)
 class StoredResponse:
     """A response that later requests may retrieve or continue. payload: the response as JSON data. turns: the
-    conversation so far, including this response's output. n_bytes: the size of the payload."""
+    conversation so far, including this response's output. n_bytes: the size of the payload. task: that of a response in
+    the background."""
 
-    def __init__(self, tenant: str, payload: dict[str, Any], turns: list[ChatTurn], instructions: str | None) -> None:
-        self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
-        self.n_bytes = 0
-        self.conversation: Conversation | None = None
-        self.state = 0
-        """The number of the conversation's state that ends with this output."""
-        self.writer: PromptWriter | None = None
-        """The writer that has recorded the tool calls of that state."""
-        self.tools: tuple[str, ...] = ()
-        """The tools in the prompt of that state (wire.Tools.specs)."""
-        self.is_open = False
-        """Whether the turn of the output is still open in `state`."""
-        self.task: asyncio.Task[None] | None = None
-        """The task of a response in the background."""
+    tenant: str
+    payload: dict[str, Any]
+    turns: list[ChatTurn]
+    instructions: str | None
+    branch: ConversationBranch
+    n_bytes: int = 0
+    task: asyncio.Task[None] | None = None
 
     @property
     def has_program(self) -> bool:
         """Whether the server still has the program of the conversation."""
-        return self.conversation is not None and not self.conversation.program.is_over
+        return not self.branch.conversation.program.is_over
 
     def drop(self) -> None:
         """Stop the response if it still runs in the background, and have the server drop its state. Called when the
         response leaves the store."""
         if self.task is not None:
             self.task.cancel()
-        if self.conversation is not None:
-            with suppress(BanyanError):  # the program is over, or the server is gone
-                self.conversation.program.submit((wire.Drop(self.state),))
+        with suppress(BanyanError):  # the program is over, or the server is gone
+            self.branch.conversation.program.submit((wire.Drop(self.branch.state),))
 
 
 class ResponseStore:
@@ -117,9 +129,7 @@ class ResponseStore:
         self._stored[stored.payload["id"]] = stored
         while len(self._stored) > MAX_STORED:
             self._drop(next(iter(self._stored.values())))
-        if stored.conversation is None:
-            return
-        welcome = stored.conversation.client.welcome
+        welcome = stored.branch.conversation.client.welcome
         n_conversations, n_bytes = self._held(stored.tenant)
         for one in [one for one in self._stored.values() if one.tenant == stored.tenant and one is not stored]:
             is_few = n_conversations <= max(1, welcome.max_programs * SHARE) or not welcome.max_programs
@@ -134,11 +144,8 @@ class ResponseStore:
         """What a tenant has in the store. Returns the number of its conversations whose program is not over, and the
         larger of two sizes in bytes: that of these conversations, and that of its payloads."""
         found = [one for one in self._stored.values() if one.tenant == tenant]
-        conversations = {
-            id(one.conversation): one.conversation.n_bytes
-            for one in found
-            if one.conversation is not None and one.has_program
-        }
+        held = [one.branch.conversation for one in found if one.has_program]
+        conversations = {id(one): one.n_bytes for one in held}
         return len(conversations), max(sum(conversations.values()), sum(one.n_bytes for one in found))
 
     def _drop(self, stored: StoredResponse) -> None:

@@ -23,7 +23,7 @@ from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import Arrival, ModelCall
 from banyan.runtime.gateway.openai.chat import calls_of, logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
-from banyan.runtime.gateway.openai.response_store import Conversation, StoredResponse
+from banyan.runtime.gateway.openai.response_store import Conversation, ConversationBranch, StoredResponse
 from banyan.runtime.gateway.openai.responses_types import (
     LOGPROBS,
     PROMPT_IGNORED,
@@ -152,57 +152,46 @@ class ResponseRun:
         new = turns_of(body.input)
         turns = [*(before.turns if before is not None else ()), *new]
         self._chat = body.chat([*_system(body), *turns])
-        self._stored = StoredResponse(request.tenant, self.payload, turns, body.instructions)
-        self._stored.n_bytes = len(request.body)  # the payload repeats most of it
+        branch = self._start(before, new)
+        n_bytes = len(request.body)  # the payload repeats most of it
+        self._stored = StoredResponse(request.tenant, self.payload, turns, body.instructions, branch, n_bytes)
         self._numbers = count()
-        self._goes_on = False  # whether it continues the state of `before`
-        self._start(before, new)
         self._events = ItemEvents(self.payload["output"], self._numbers, body.has_logprobs)
 
-    def _start(self, before: StoredResponse | None, new: Sequence[ChatTurn] = ()) -> None:
-        """Send the generation. new: the turns after those of `before`. HTTPError: an option is invalid. Raises
-        BanyanError if the generation cannot be sent."""
-        body, request, stored = self._body, self._request, self._stored
+    def _start(self, before: StoredResponse | None, new: Sequence[ChatTurn] = ()) -> ConversationBranch:
+        """Send the generation, and return the branch that gets its output. new: the turns after those of `before`.
+        HTTPError: an option is invalid. Raises BanyanError if the generation cannot be sent."""
+        body, request = self._body, self._request
         gen = chat_gen(request, self._chat, self._adapter)
-        stored.tools = gen.tools.specs if gen.tools is not None else ()
-        ops: list[wire.Op]
-        limits = None
-        conversation = before.conversation if before is not None else None
-        self._goes_on = False
+        tools = gen.tools.specs if gen.tools is not None else ()
+        ops: list[wire.Op] = []
+        parts: tuple[wire.Part, ...] = ()
         if (
             before is not None
-            and conversation is not None
-            and before.writer is not None
-            and conversation.client is request.client
-            and not conversation.program.is_over
+            and before.has_program
+            and before.branch.conversation.client is request.client
             and before.instructions == body.instructions
-            and before.tools == stored.tools  # a state keeps the tools of its last gen with tools
+            and before.branch.tools == tools  # a state keeps the tools of its last gen with tools
         ):
-            self._goes_on = True
-            stored.state = next(conversation.states)
-            stored.writer = before.writer.copy()
-            end = (wire.EndTurn(),) if before.is_open else ()
-            parts = (*end, *stored.writer.parts(new))
-            conversation.hold(new)
-            ops = [wire.Fork(before.state, (stored.state,))]
+            conversation = before.branch.conversation
+            branch = ConversationBranch(conversation, next(conversation.states), before.branch.writer.copy(), tools)
+            ops.append(wire.Fork(before.branch.state, (branch.state,)))
+            if before.branch.is_open:
+                parts = (wire.EndTurn(),)
         else:
-            program = request.client.program("response")
-            conversation = Conversation(request.client, program)
-            stored.writer = PromptWriter(chat_markers(request))
-            parts = stored.writer.parts(self._chat.messages)
-            conversation.hold(self._chat.messages)
-            stored.state = 0
-            limits = limits_of(request, self._chat)
-            ops = []
-        gen = replace(gen, state=stored.state, ref=next(conversation.refs))
-        ops += [wire.Append(stored.state, (*parts, wire.BeginTurn(ASSISTANT))), gen]
-        if limits is not None:
-            conversation.program.limit(limits)
-        state = stored.state if self._goes_on else None
+            conversation = Conversation(request.client, request.client.program("response"))
+            if (limits := limits_of(request, self._chat)) is not None:
+                conversation.program.limit(limits)
+            branch = ConversationBranch(conversation, 0, PromptWriter(chat_markers(request)), tools)
+            new = self._chat.messages
+        parts = (*parts, *branch.writer.parts(new), wire.BeginTurn(ASSISTANT))
+        conversation.hold(new)
+        ops += [wire.Append(branch.state, parts), replace(gen, state=branch.state, ref=next(conversation.refs))]
+        state = branch.state if branch.goes_on else None
         self._call = ModelCall(request.gateway.mailbox, conversation.program, state=state, field="input")
         self._call.submit(ops, last=False)
-        self._conversation = stored.conversation = conversation
         conversation.begin()
+        return branch
 
     def run_in_background(self) -> None:
         """Store the response, and start a task that completes it."""
@@ -236,16 +225,18 @@ class ResponseRun:
                 data, arrived = [], await self._call.arrivals()
         finally:
             self._call.cancel()
-            self._conversation.end(is_kept=self._goes_on or self._body.store is not False)
+            branch = self._stored.branch
+            branch.conversation.end(is_kept=branch.goes_on or self._body.store is not False)
 
     async def _first(self) -> list[Arrival]:
         """Wait for the first arrivals. HTTPError: the generation failed."""
         try:
             return await self._call.arrivals()
         except HTTPError:
-            if not (self._goes_on and self._conversation.program.is_over):
+            if not self._stored.branch.goes_on or self._stored.has_program:
                 raise
-        self._start(None)  # the program may be full, or another response of it may have ended it
+        # the program may have been full, or another response of it may have ended it
+        self._stored.branch = self._start(None)
         return await self._call.arrivals()
 
     def failed(self, error: HTTPError) -> bytes:
@@ -276,9 +267,8 @@ class ResponseRun:
         if self._body.store is not False:
             calls = [item for item in self.payload["output"] if item["type"] == "function_call"]
             turn = ChatTurn(role=ASSISTANT, content=sample.text)
-            assert stored.writer is not None
             for item in calls:
-                stored.writer.know(item["name"], item["call_id"])
+                stored.branch.writer.know(item["name"], item["call_id"])
             if calls:
                 turn.tool_calls = [
                     ToolCallPart(
@@ -287,9 +277,9 @@ class ResponseRun:
                     for item in calls
                 ]
             stored.turns.append(turn)
-            self._conversation.hold([turn])
+            stored.branch.conversation.hold([turn])
             stored.n_bytes += len(msgspec.json.encode(self.payload["output"]))
-            stored.is_open = not calls
+            stored.branch.is_open = not calls
             self._request.gateway.responses.put(stored)
             self._call.keeps_state = True
         return data + self._event(f"response.{self.payload['status']}")

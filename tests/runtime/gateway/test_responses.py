@@ -27,6 +27,7 @@ from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.keys import Keys
 from banyan.runtime.gateway.openai import response_store, responses
 from banyan.runtime.gateway.openai.responses_types import ResponseRequest
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 from raw_http import post
 from waits import wait_until
@@ -229,9 +230,7 @@ class InProcess:
         self._runner.run(asyncio.sleep(0))
 
     def program(self, number: str) -> ProgramHandle:
-        conversation = self._gateway.responses.get("", number).conversation
-        assert conversation is not None
-        return conversation.program
+        return self._gateway.responses.get("", number).branch.conversation.program
 
 
 @contextmanager
@@ -348,9 +347,9 @@ def test_conversations_whose_program_is_over_do_not_count() -> None:
 
     def put(number: str, *, is_over: bool) -> None:
         program: Any = SimpleNamespace(is_over=is_over, submit=lambda ops: None)
-        stored = response_store.StoredResponse("", {"id": number}, [], None)
-        stored.conversation = response_store.Conversation(client, program)
-        store.put(stored)
+        conversation = response_store.Conversation(client, program)
+        branch = response_store.ConversationBranch(conversation, 0, PromptWriter(wire.ChatMarkers({})), ())
+        store.put(response_store.StoredResponse("", {"id": number}, [], None, branch))
 
     for k in range(5):
         put(f"over{k}", is_over=True)
