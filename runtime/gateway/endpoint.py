@@ -4,6 +4,7 @@ the error."""
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import traceback
 import uuid
@@ -88,7 +89,7 @@ class Endpoint:
         self._gateway, self._handle, self._shape, self._path, self._is_open = gateway, handle, shape, path, is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = _Response(send, self._shape)
+        response = _Response(send, self._shape, _request_id(dict(scope["headers"])))
         work = asyncio.ensure_future(self._serve(scope, receive, response))
         try:
             await work
@@ -120,11 +121,18 @@ class Endpoint:
         except BanyanError as e:
             await response.fail(http_error(e))
         except Exception as e:
+            print(f"banyan: the request {response.request_id} failed:", file=sys.stderr)
             traceback.print_exception(e, file=sys.stderr)
             await response.fail(HTTPError(500, f"an error of the HTTP process: {type(e).__name__}"))
         finally:
             if watch is not None:
                 watch.cancel()
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    """The id of a request: that of the client, if it gave a short one in ASCII without spaces, or a new one."""
+    given = headers.get(b"x-request-id", b"")
+    return given.decode() if re.fullmatch(rb"[!-~]{1,200}", given) else f"req_{uuid.uuid4().hex}"
 
 
 async def _read_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
@@ -165,8 +173,8 @@ async def _hang_up(receive: Receive, response: _Response, work: asyncio.Task[Any
 class _Response:
     """Sends the response to one request. status: its HTTP status; 0: no headers have been sent yet."""
 
-    def __init__(self, send: Send, shape: Shape) -> None:
-        self._send, self._shape = send, shape
+    def __init__(self, send: Send, shape: Shape, request_id: str) -> None:
+        self._send, self._shape, self.request_id = send, shape, request_id
         self.status = 0
         self.is_hung_up = False
         self._failed: Callable[[HTTPError], bytes] | None = None
@@ -206,7 +214,7 @@ class _Response:
     async def _begin(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
         self.status = status
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        number = f"req_{uuid.uuid4().hex}".encode()  # OpenAI's clients read the first, Anthropic's the second
+        number = self.request_id.encode()  # OpenAI's clients read the first, Anthropic's the second
         raw += [(b"content-type", kind.encode()), (b"x-request-id", number), (b"request-id", number)]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import urllib.request
@@ -24,7 +25,6 @@ from banyan.runtime import config, launch
 from banyan.runtime.errors import ConfigError, ConnectFailed, Overloaded
 from banyan.runtime.gateway import info
 from banyan.runtime.gateway.endpoint import Endpoint, EventReply, HTTPRequest, Reply
-from banyan.runtime.gateway.errors import http_error
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.server_metrics import Family
 from raw_http import connect, encode, exchange, post, status
@@ -407,23 +407,34 @@ def test_streams_ask_proxies_not_to_buffer_them(url: str) -> None:
     assert b"x-accel-buffering" not in answer
 
 
-def test_a_client_over_a_limit_is_told_when_to_try_again() -> None:
-    async def handle(request: HTTPRequest) -> Reply:
-        raise http_error(Overloaded("too much"))
+def start_of_response(failing: Exception, **headers: str) -> dict[str, Any]:
+    """The status and the headers of the response to a request whose handler raises `failing`."""
 
-    async def client(tenant: str) -> None:
-        pass
+    async def handle(request: HTTPRequest) -> Reply:
+        raise failing
 
     async def receive() -> dict[str, Any]:
         return bodies.pop() if bodies else await asyncio.Future()
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     bodies: list[dict[str, Any]] = [{"type": "http.request"}]
-    sent: list[dict[str, Any]] = []
-    gateway: Any = SimpleNamespace(counts=Counter(), client=client)
+    send = AsyncMock()
+    gateway: Any = SimpleNamespace(counts=Counter(), client=AsyncMock())
     endpoint = Endpoint(gateway, handle, "openai", "/x", is_open=True)
-    asyncio.run(endpoint({"headers": [], "query_string": b""}, receive, send))
-    assert sent[0]["status"] == 429
-    assert (b"retry-after", b"1") in sent[0]["headers"]
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    asyncio.run(endpoint({"headers": raw, "query_string": b""}, receive, send))
+    found: dict[str, Any] = send.await_args_list[0].args[0]
+    return {"status": found["status"]} | {name.decode(): value.decode() for name, value in found["headers"]}
+
+
+def test_a_client_over_a_limit_is_told_when_to_try_again() -> None:
+    found = start_of_response(Overloaded("too much"))
+    assert (found["status"], found["retry-after"]) == (429, "1")
+
+
+def test_a_response_has_the_id_of_its_request(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, is_taken in (("trace-1", True), ("", False), ("a b", False), ("x" * 201, False)):
+        found = start_of_response(ZeroDivisionError(), x_request_id=given)
+        assert found["x-request-id"] == found["request-id"]
+        assert (found["x-request-id"] == given) == is_taken
+        assert is_taken or re.fullmatch("req_[0-9a-f]{32}", found["x-request-id"])
+        assert f"the request {found['x-request-id']} failed" in capsys.readouterr().err
