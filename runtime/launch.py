@@ -181,21 +181,25 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
 def start_gateway(config: HTTPConfig, timeout: float = 60.0) -> GatewayProcess:
     """Start the HTTP process of a running server, and wait until it listens. ConfigError: it cannot listen, or the
     packages of the extra `http` are not installed. RuntimeLost: it died, or was not ready within `timeout` seconds."""
-    check_gateway(config)
+    _check_packages()
     gateway, report = _start(GatewayProcess, GATEWAY, config, timeout, None)
     (gateway.url,) = report.lines
     return gateway
 
 
 def check_gateway(config: HTTPConfig) -> None:
-    """Check what is known before the HTTP process and its server start. ConfigError: an option is invalid, the process
-    cannot listen at its address, or the extra is not installed."""
+    """Check, before a server loads its model, what its HTTP process will check as it starts. ConfigError: an option is
+    invalid, the process cannot listen at its address, or the extra is not installed."""
     configs.origins(config.cors)
     if config.keys_file:
         configs.api_keys(Path(config.keys_file))
     if config.token_file:
         configs.operator_token(Path(config.token_file))
     listen(config).close()
+    _check_packages()
+
+
+def _check_packages() -> None:
     for name in ("starlette", "uvicorn", "httptools"):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"http needs {name}: pip install 'banyan[http]'")

@@ -10,7 +10,7 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -119,8 +119,6 @@ def test_it_does_not_start_where_it_may_not(tmp_path: Path, monkeypatch: pytest.
 
     with pytest.raises(ConfigError, match="set http_keys"):
         start("0.0.0.0:0")
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken, pytest.raises(ConfigError, match="cannot listen"):
-        start(str(taken.getsockname()[1]))
     with pytest.raises(ConnectFailed):
         start("0")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
