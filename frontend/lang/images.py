@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,8 @@ def kind_of(data: bytes) -> str:
         if data.startswith(signature):
             return kind
     raise BadProgram(f"these {len(data)} bytes are not an image; PNG, JPEG, WEBP, GIF and BMP are supported")
+
+
+def message_part(data: bytes, kind: str) -> dict[str, Any]:
+    """The part of a message, in the form of OpenAI's API, that holds an image. kind: its media type."""
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{b64encode(data).decode()}"}}

@@ -5,13 +5,13 @@ The server owns the prompt itself. The transcript holds the same pieces, with a 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from banyan.execution.feed import Feed
 from banyan.lang.expr import ImageExpr, RawExpr, RoleBegin, RoleEnd
+from banyan.lang.images import message_part
 from banyan.lang.lazy_value import LazyValue
 from banyan.runtime.protocol.wire import ChatMarkers
 
@@ -133,8 +133,7 @@ def _content(items: list[str | ImageExpr]) -> str | list[dict[str, Any]]:
             continue
         if text := text if parts else text.lstrip():
             parts.append({"type": "text", "text": text})
-        url = f"data:{item.kind};base64,{base64.b64encode(item.data).decode()}"
-        parts.append({"type": "image_url", "image_url": {"url": url}})
+        parts.append(message_part(item.data, item.kind))
         text = ""
     if not parts:
         return text.lstrip()

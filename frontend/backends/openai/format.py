@@ -6,13 +6,13 @@ Unsupported for a feature that a kind lacks, and says what to use instead.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
 from banyan.backends.job import CallTurn, Job, Output, Piece, ToolResults, changed
+from banyan.lang.images import message_part
 from banyan.runtime.errors import Unsupported
 from banyan.runtime.protocol import wire
 
@@ -206,9 +206,7 @@ def _content(content: Sequence[str | wire.Image]) -> Any:
     if all(isinstance(part, str) for part in content):
         return "".join(map(str, content))
     return [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image_url", "image_url": {"url": f"data:{part.kind};base64,{b64encode(part.data).decode()}"}}
+        {"type": "text", "text": part} if isinstance(part, str) else message_part(part.data, part.kind)
         for part in content
     ]
 
