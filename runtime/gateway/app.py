@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from banyan.runtime.gateway import info
 from banyan.runtime.gateway.anthropic import messages
-from banyan.runtime.gateway.endpoint import Endpoint, Handler, Shape, json_reply
+from banyan.runtime.gateway.endpoint import Endpoint, Handler, Shape, error_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.openai import chat, completions, responses
@@ -83,6 +83,5 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if request.url.path == "/v1/embeddings":
         text = "embeddings are not supported"
     failed = HTTPError(error.status_code, text, code="not_found" if error.status_code == 404 else "method_not_allowed")
-    is_anthropic = request.url.path.startswith("/v1/messages")
-    reply = json_reply(failed.anthropic() if is_anthropic else failed.openai(), failed.status)
+    reply = error_reply(failed, "anthropic" if request.url.path.startswith("/v1/messages") else "openai")
     return Response(reply.body, reply.status, dict(error.headers or {}), reply.kind)

@@ -70,6 +70,16 @@ def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None 
     return Reply(msgspec.json.encode(value), status, headers=headers or {})
 
 
+def error_reply(error: HTTPError, shape: Shape) -> Reply:
+    """The response for an error."""
+    headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+    if error.status == 429:
+        headers["retry-after"] = "1"
+    if error.status in (408, 413, 415):  # the rest of the body is not read
+        headers["connection"] = "close"
+    return json_reply(error.openai() if shape == "openai" else error.anthropic(), error.status, headers)
+
+
 def event(value: Any, name: str = "") -> bytes:
     """The bytes of one server-sent event with `value` as JSON. name: the event's type; "": none."""
     head = b"event: " + name.encode() + b"\n" if name else b""
@@ -203,13 +213,7 @@ class _Response:
         if self._failed is not None:
             await self._body(self._failed(error), more=False)
         elif not self.status:
-            body = msgspec.json.encode(error.openai() if self._shape == "openai" else error.anthropic())
-            headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
-            if error.status == 429:
-                headers["retry-after"] = "1"
-            if error.status in (408, 413, 415):  # the rest of the body is not read
-                headers["connection"] = "close"
-            await self.write(Reply(body, error.status, headers=headers))
+            await self.write(error_reply(error, self._shape))
 
     async def _begin(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
         self.status = status

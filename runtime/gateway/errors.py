@@ -68,18 +68,19 @@ class HTTPError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        kind: str = "",
         details: Mapping[str, Any] | None = None,
     ) -> None:
         if param and not re.search(rf"(?<!\w){re.escape(param)}(?!\w)", message):
             message = f"{param}: {message}"
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.details = status, message, param, code, details
-        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
 
     def openai(self) -> dict[str, Any]:
         """The body as OpenAI writes it."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
         """The body as Anthropic writes it."""
@@ -97,13 +98,12 @@ def http_error(error: BanyanError, field: str | None = None) -> HTTPError:
     the reason, and the client does not."""
     status = next((status for status, classes in _STATUSES.items() if isinstance(error, classes)), 500)
     code = TOO_LONG if isinstance(error, PromptTooLong) else error.code
-    kind = "rate_limit_error" if status == 429 else ""
     message = error.message.rpartition(f"{EARLIER_OP}: ")[2]  # the earlier op appends the prompt
     if type(error) in (RuntimeLost, ConnectFailed):  # their messages have the path of the server's socket
         _print_once(message)
         message = "the server is gone"
     is_of_prompt = code == TOO_LONG or (status == 400 and message != error.message)
-    return HTTPError(status, message, param=field if is_of_prompt else None, code=code, kind=kind)
+    return HTTPError(status, message, param=field if is_of_prompt else None, code=code)
 
 
 @lru_cache(64)

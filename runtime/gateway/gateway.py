@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from banyan.runtime.client.client import Client, connect
 from banyan.runtime.gateway.keys import Keys, check_site
@@ -70,10 +69,11 @@ class Gateway:
         return client
 
     async def _connect(self, tenant: str) -> Client:
-        address = self._clients[""].address
-        make = partial(connect, address.path, token=address.token, server_key=address.server_key)
+        own = self._clients[""].address
         try:
-            client = self._clients[tenant] = await asyncio.to_thread(make, tenant=tenant)
+            client = self._clients[tenant] = await asyncio.to_thread(
+                connect, own.path, token=own.token, server_key=own.server_key, tenant=tenant
+            )
             return client
         finally:
             del self._connecting[tenant]

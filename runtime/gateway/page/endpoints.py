@@ -4,7 +4,6 @@ The server gives this data to operators only."""
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
@@ -94,7 +93,7 @@ async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"],
     """Return the server's data of the kind `what`. limit: the most nodes, for "tree". HTTPError 403: the server
     refuses, because the tenant is not an operator."""
     try:
-        return await asyncio.to_thread(partial(request.client.ask, what, _SECONDS, limit))
+        return await asyncio.to_thread(request.client.ask, what, _SECONDS, limit)
     except RuntimeLost:
         raise
     except BanyanError as e:
