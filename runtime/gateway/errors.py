@@ -8,26 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from banyan.runtime.errors import (
-    EARLIER_OP,
-    BadMessage,
-    BadProgram,
-    BanyanError,
-    Cancelled,
-    ConnectFailed,
-    ConstraintBroke,
-    ConstraintBusy,
-    ConstraintCrashed,
-    ConstraintError,
-    DeadlineExceeded,
-    OutOfMemory,
-    Overloaded,
-    PromptTooLong,
-    Quarantined,
-    RuntimeLost,
-    ToolError,
-    Unsupported,
-)
+from banyan.runtime import errors
+from banyan.runtime.errors import BanyanError
 
 TOO_LONG = "context_length_exceeded"
 """The code of OpenAI's API for a prompt that is longer than the context."""
@@ -46,11 +28,14 @@ ANTHROPIC_KINDS = {
 }
 
 _STATUSES: dict[int, tuple[type[BanyanError], ...]] = {
-    429: (Overloaded, ConstraintBusy),
-    500: (ConstraintBroke, ConstraintCrashed),
-    400: (PromptTooLong, ConstraintError, BadProgram, BadMessage, Unsupported, ToolError, OutOfMemory, Quarantined),
-    504: (DeadlineExceeded,),
-    503: (Cancelled, RuntimeLost),
+    429: (errors.Overloaded, errors.ConstraintBusy),
+    500: (errors.ConstraintBroke, errors.ConstraintCrashed),
+    400: (
+        *(errors.PromptTooLong, errors.ConstraintError, errors.BadProgram, errors.BadMessage, errors.Unsupported),
+        *(errors.ToolError, errors.OutOfMemory, errors.Quarantined),
+    ),
+    504: (errors.DeadlineExceeded,),
+    503: (errors.Cancelled, errors.RuntimeLost),
 }
 """Status -> classes of errors. The first entry that matches decides; all other errors are 500. Clients send a request
 again after any status from 500 on, so a request that kills engines gets 400."""
@@ -97,9 +82,9 @@ def http_error(error: BanyanError, field: str | None = None) -> HTTPError:
     the field of the request's prompt, which the error names if the prompt is wrong. If the server is lost, stderr gets
     the reason, and the client does not."""
     status = next((status for status, classes in _STATUSES.items() if isinstance(error, classes)), 500)
-    code = TOO_LONG if isinstance(error, PromptTooLong) else error.code
-    message = error.message.rpartition(f"{EARLIER_OP}: ")[2]  # the earlier op appends the prompt
-    if type(error) in (RuntimeLost, ConnectFailed):  # their messages have the path of the server's socket
+    code = TOO_LONG if isinstance(error, errors.PromptTooLong) else error.code
+    message = error.message.rpartition(f"{errors.EARLIER_OP}: ")[2]  # the earlier op appends the prompt
+    if type(error) in (errors.RuntimeLost, errors.ConnectFailed):  # their messages have the path of the server's socket
         _print_once(message)
         message = "the server is gone"
     is_of_prompt = code == TOO_LONG or (status == 400 and message != error.message)
