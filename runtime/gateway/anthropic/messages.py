@@ -14,8 +14,6 @@ from banyan.runtime.gateway.anthropic.messages_types import (
     THINKING_IGNORED,
     CountRequest,
     MessageRequest,
-    ThinkingOff,
-    ThinkingOn,
 )
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
@@ -63,9 +61,9 @@ async def count(request: HTTPRequest) -> Reply:
 def _chat(chat: wire.ChatMarkers, body: CountRequest) -> ChatRequest:
     """The chat request for `body`. The field `thinking` turns the reasoning on or off, if the chat template has a
     variable for that, and does not leave the choice to the model."""
-    found = body.chat()
-    if chat.thinking_switch and isinstance(body.thinking, ThinkingOn | ThinkingOff):
-        found.chat_template_kwargs = {chat.thinking_switch: isinstance(body.thinking, ThinkingOn)}
+    found = body.chat_request()
+    if chat.thinking_switch and body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
+        found.chat_template_kwargs = {chat.thinking_switch: body.thinking.type == "enabled"}
     return found
 
 
@@ -87,7 +85,7 @@ class MessageWriter:
     """Writes the response to a message request, whole or as server-sent events."""
 
     def __init__(self, model: str, body: MessageRequest) -> None:
-        self._shows_thinking = not isinstance(body.thinking, ThinkingOff | None)
+        self._shows_thinking = body.thinking is not None and body.thinking.type != "disabled"
         self._max_tokens, self._stops = body.max_tokens, body.stop_sequences or ()
         self._message: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",

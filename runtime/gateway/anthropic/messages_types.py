@@ -10,26 +10,8 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import (
-    Body,
-    CalledFunction,
-    ChatRequest,
-    ChatTurn,
-    ContentPart,
-    ConvertedTurn,
-    FunctionSpec,
-    ImagePart,
-    ImageURL,
-    JSONSchemaFormat,
-    NamedFunction,
-    NamedTool,
-    SchemaFormat,
-    Stops,
-    TextPart,
-    ToolCallPart,
-    ToolChoice,
-    ToolSpec,
-)
+from banyan.runtime.gateway.openai import chat_types as chat
+from banyan.runtime.gateway.openai.chat_types import Body
 from banyan.runtime.protocol.roles import ASSISTANT
 
 PINNED = {"5m": 300.0, "1h": 3600.0}
@@ -109,38 +91,22 @@ class MessageTool(Body):
     input_examples: list[dict[str, Any]] | None = None
 
 
-class AutoChoice(Body, tag="auto", tag_field="type"):
+class MessageToolChoice(Body):
+    """name: the tool, for the type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
-
-class AnyChoice(Body, tag="any", tag_field="type"):
-    disable_parallel_tool_use: bool | None = None
-
-
-class NamedChoice(Body, tag="tool", tag_field="type"):
-    name: str
-    disable_parallel_tool_use: bool | None = None
+    def __post_init__(self) -> None:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("a name belongs to the type `tool`, and to no other")
 
 
-class NoChoice(Body, tag="none", tag_field="type"):
-    pass
-
-
-class ThinkingOn(Body, tag="enabled", tag_field="type"):
+class Thinking(Body):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: int | None = None
     display: str | None = None
-
-
-class ThinkingAdaptive(Body, tag="adaptive", tag_field="type"):
-    display: str | None = None
-
-
-class ThinkingBetweenTools(Body, tag="between_tools", tag_field="type"):
-    pass
-
-
-class ThinkingOff(Body, tag="disabled", tag_field="type"):
-    pass
 
 
 class MessageSchemaFormat(Body):
@@ -164,46 +130,48 @@ class CountRequest(Body, kw_only=True):
     messages: Annotated[list[MessageTurn], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
     tools: list[MessageTool] | None = None
-    tool_choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None = None
-    thinking: ThinkingOn | ThinkingAdaptive | ThinkingBetweenTools | ThinkingOff | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     speed: str | None = None
     """Accepted without effect; a header of the response names it."""
 
-    def chat(self) -> ChatRequest:
+    def chat_request(self) -> chat.ChatRequest:
         """The same request in the form of chat completions. If the last message is the assistant's and has no tool
         calls, the output continues it. HTTPError: a block does not fit the role of its message."""
-        turns: list[ChatTurn] = []
+        turns: list[chat.ChatTurn] = []
         if self.system:
             content: Any = self.system if isinstance(self.system, str) else _parts(self.system)
-            turns.append(ChatTurn(role="system", content=content))
+            turns.append(chat.ChatTurn(role="system", content=content))
         for k, one in enumerate(self.messages):
             turns += _turns(one, f"messages[{k}]")
-        choice: ToolChoice = None
+        choice: chat.ToolChoice = None
         match self.tool_choice:
-            case NamedChoice(name=name):
-                choice = NamedTool(function=NamedFunction(name=name))
-            case AnyChoice():
+            case MessageToolChoice(name=str(name)):
+                choice = chat.NamedTool(function=chat.NamedFunction(name=name))
+            case MessageToolChoice(type="any"):
                 choice = "required"
-            case NoChoice():
+            case MessageToolChoice(type="none"):
                 choice = "none"
-        form = self.output_config.format if self.output_config is not None else None
-        return ChatRequest(
+        form = None
+        if self.output_config is not None and (asked := self.output_config.format) is not None:
+            form = chat.SchemaFormat(json_schema=chat.JSONSchemaFormat(name="output", schema=asked.schema))
+        return chat.ChatRequest(
             model=self.model,
             messages=turns,
             continue_final_message=turns[-1].role == ASSISTANT and not turns[-1].tool_calls,
             tools=[
-                ToolSpec(
-                    function=FunctionSpec(
+                chat.ToolSpec(
+                    function=chat.FunctionSpec(
                         name=one.name, description=one.description, parameters=one.input_schema, strict=one.strict
                     )
                 )
                 for one in self.tools or ()
             ],
             tool_choice=choice,
-            parallel_tool_calls=not getattr(self.tool_choice, "disable_parallel_tool_use", None),
-            response_format=form and SchemaFormat(json_schema=JSONSchemaFormat(name="output", schema=form.schema)),
+            parallel_tool_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
+            response_format=form,
         )
 
     @property
@@ -221,7 +189,7 @@ class CountRequest(Body, kw_only=True):
 class MessageRequest(CountRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     stream: bool | None = None
-    stop_sequences: Stops | None = None
+    stop_sequences: chat.Stops | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
@@ -231,9 +199,9 @@ class MessageRequest(CountRequest, kw_only=True):
     service_tier: str | None = None
     inference_geo: str | None = None
 
-    def chat(self) -> ChatRequest:
+    def chat_request(self) -> chat.ChatRequest:
         return replace(
-            super().chat(),
+            super().chat_request(),
             stream=self.stream,
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
@@ -254,25 +222,25 @@ THINKING_IGNORED = ("thinking.budget_tokens", "thinking.display")
 models, all of `thinking` has none."""
 
 
-def _parts(blocks: Sequence[TextBlock | ImageBlock]) -> list[ContentPart]:
-    return [TextPart(text=one.text) if isinstance(one, TextBlock) else _image(one) for one in blocks]
+def _parts(blocks: Sequence[TextBlock | ImageBlock]) -> list[chat.ContentPart]:
+    return [chat.TextPart(text=one.text) if isinstance(one, TextBlock) else _image(one) for one in blocks]
 
 
-def _image(block: ImageBlock) -> ImagePart:
+def _image(block: ImageBlock) -> chat.ImagePart:
     source = block.source
     url = source.url if isinstance(source, URLSource) else f"data:{source.media_type};base64,{source.data}"
-    return ImagePart(image_url=ImageURL(url=url))
+    return chat.ImagePart(image_url=chat.ImageURL(url=url))
 
 
-def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
+def _turns(message: MessageTurn, where: str) -> list[chat.ChatTurn]:
     """Split one message into turns: one for each tool result, then one for all other blocks, if there are any. where:
     the path of the message in the body, for errors. HTTPError: a block does not fit the message's role."""
     if isinstance(message.content, str):
-        return [ChatTurn(role=message.role, content=message.content)]
+        return [chat.ChatTurn(role=message.role, content=message.content)]
     where = f"{where}.content"
-    turns: list[ChatTurn] = []
-    parts: list[ContentPart] = []
-    calls: list[ToolCallPart] = []
+    turns: list[chat.ChatTurn] = []
+    parts: list[chat.ContentPart] = []
+    calls: list[chat.ToolCallPart] = []
     for k, block in enumerate(message.content):
         is_misplaced = isinstance(block, ToolUseBlock | ToolResultBlock) and (
             (message.role == ASSISTANT) != isinstance(block, ToolUseBlock)
@@ -284,11 +252,15 @@ def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
                 parts += _parts([block])
             case ToolUseBlock():
                 arguments = json.dumps(block.input, ensure_ascii=False)
-                calls.append(ToolCallPart(id=block.id, function=CalledFunction(name=block.name, arguments=arguments)))
+                calls.append(
+                    chat.ToolCallPart(id=block.id, function=chat.CalledFunction(name=block.name, arguments=arguments))
+                )
             case ToolResultBlock(content=content):
                 result: Any = content if isinstance(content, str) or content is None else _parts(content)
                 place = f"{where}[{k}]"
-                turns.append(ConvertedTurn(role="tool", content=result, tool_call_id=block.tool_use_id, where=place))
+                turns.append(
+                    chat.ConvertedTurn(role="tool", content=result, tool_call_id=block.tool_use_id, where=place)
+                )
     if parts or calls or not turns:
-        turns.append(ConvertedTurn(role=message.role, content=parts, tool_calls=calls or None, where=where))
+        turns.append(chat.ConvertedTurn(role=message.role, content=parts, tool_calls=calls or None, where=where))
     return turns

@@ -86,7 +86,7 @@ async def count_input(request: HTTPRequest) -> Reply:
     await adapter_of(request, body.model)
     before = _previous(request, body)
     turns = [*_system(body), *(before.turns if before is not None else ()), *turns_of(body.input)]
-    n = await count_tokens(request, body.chat(turns), field="input")
+    n = await count_tokens(request, body.chat_request(turns), field="input")
     headers = ignored(body, (*PROMPT_IGNORED, *_unread(request)))
     return json_reply({"object": "response.input_tokens", "input_tokens": n}, headers=headers)
 
@@ -151,7 +151,7 @@ class ResponseRun:
         }
         new = turns_of(body.input)
         turns = [*(before.turns if before is not None else ()), *new]
-        self._chat = body.chat([*_system(body), *turns])
+        self._chat = body.chat_request([*_system(body), *turns])
         branch = self._start(before, new)
         n_bytes = len(request.body)  # the payload repeats most of it
         self._stored = StoredResponse(request.tenant, self.payload, turns, body.instructions, branch, n_bytes)

@@ -9,30 +9,8 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import (
-    AllowedToolList,
-    AllowedTools,
-    Body,
-    CalledFunction,
-    ChatRequest,
-    ChatTurn,
-    ContentPart,
-    ConvertedTurn,
-    FunctionSpec,
-    ImagePart,
-    ImageURL,
-    JSONFormat,
-    JSONSchemaFormat,
-    NamedFunction,
-    NamedTool,
-    RefusalPart,
-    SchemaFormat,
-    TextFormat,
-    TextPart,
-    ToolCallPart,
-    ToolChoice,
-    ToolSpec,
-)
+from banyan.runtime.gateway.openai import chat_types as chat
+from banyan.runtime.gateway.openai.chat_types import Body
 from banyan.runtime.protocol.roles import ASSISTANT
 
 LOGPROBS = "message.output_text.logprobs"
@@ -66,7 +44,7 @@ class SummaryText(Body, tag="summary_text", tag_field="type"):
     text: str
 
 
-InputPart = InputText | OutputText | RefusalPart | InputImage | ReasoningPart
+InputPart = InputText | OutputText | chat.RefusalPart | InputImage | ReasoningPart
 
 
 class InputItem(Body):
@@ -86,7 +64,7 @@ class InputItem(Body):
     encrypted_content: str | None = None
 
 
-class FunctionTool(FunctionSpec, tag="function", tag_field="type"):
+class FunctionTool(chat.FunctionSpec, tag="function", tag_field="type"):
     pass
 
 
@@ -99,12 +77,12 @@ class AllowedFunctions(Body, tag="allowed_tools", tag_field="type"):
     tools: list[FunctionChoice]
 
 
-class ResponseSchemaFormat(JSONSchemaFormat, tag="json_schema", tag_field="type"):
+class ResponseSchemaFormat(chat.JSONSchemaFormat, tag="json_schema", tag_field="type"):
     pass
 
 
 class TextOptions(Body):
-    format: TextFormat | JSONFormat | ResponseSchemaFormat | None = None
+    format: chat.TextFormat | chat.JSONFormat | ResponseSchemaFormat | None = None
     verbosity: str | None = None
 
 
@@ -140,25 +118,25 @@ class ResponsePrompt(Body, kw_only=True):
     # Accepted without effect; a header of the response names them.
     truncation: str | None = None
 
-    def chat(self, turns: list[ChatTurn]) -> ChatRequest:
+    def chat_request(self, turns: list[chat.ChatTurn]) -> chat.ChatRequest:
         """A chat request with the messages `turns` and the other fields of this request."""
-        choice: ToolChoice = None
+        choice: chat.ToolChoice = None
         match self.tool_choice:
             case FunctionChoice(name=name):
-                choice = NamedTool(function=NamedFunction(name=name))
+                choice = chat.NamedTool(function=chat.NamedFunction(name=name))
             case AllowedFunctions(mode=mode, tools=tools):
-                named = [NamedTool(function=NamedFunction(name=tool.name)) for tool in tools]
-                choice = AllowedTools(allowed_tools=AllowedToolList(mode=mode, tools=named))
+                named = [chat.NamedTool(function=chat.NamedFunction(name=tool.name)) for tool in tools]
+                choice = chat.AllowedTools(allowed_tools=chat.AllowedToolList(mode=mode, tools=named))
             case str(mode):
                 choice = mode
         form = self.text.format if self.text is not None else None
-        return ChatRequest(
+        return chat.ChatRequest(
             model=self.model,
             messages=turns,
-            tools=[ToolSpec(function=tool) for tool in self.tools or ()],
+            tools=[chat.ToolSpec(function=tool) for tool in self.tools or ()],
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            response_format=SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form,
+            response_format=chat.SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form,
             chat_template_kwargs=self.chat_template_kwargs,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
         )
@@ -189,9 +167,9 @@ class ResponseRequest(ResponsePrompt, kw_only=True):
         """Whether the response has the logprobs of its text."""
         return self.top_logprobs is not None or LOGPROBS in (self.include or ())
 
-    def chat(self, turns: list[ChatTurn]) -> ChatRequest:
+    def chat_request(self, turns: list[chat.ChatTurn]) -> chat.ChatRequest:
         return replace(
-            super().chat(turns),
+            super().chat_request(turns),
             stream=True,
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
@@ -216,11 +194,11 @@ RESPONSE_IGNORED = (
 """Fields that are accepted, but have no effect here."""
 
 
-def turns_of(given: str | Sequence[InputItem]) -> list[ChatTurn]:
+def turns_of(given: str | Sequence[InputItem]) -> list[chat.ChatTurn]:
     """Convert `given`, the input of a request, to messages of chat completions. HTTPError: an item is invalid."""
     if isinstance(given, str):
-        return [ChatTurn(role="user", content=given)]
-    turns: list[ChatTurn] = []
+        return [chat.ChatTurn(role="user", content=given)]
+    turns: list[chat.ChatTurn] = []
     for k, item in enumerate(given):
         where = f"input[{k}]"
         if item.type == "reasoning":
@@ -228,34 +206,34 @@ def turns_of(given: str | Sequence[InputItem]) -> list[ChatTurn]:
         if item.type == "function_call":
             if item.call_id is None or item.name is None:
                 raise HTTPError(400, "a function_call must have a call_id and a name", param=where)
-            call = ToolCallPart(
-                id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}")
+            call = chat.ToolCallPart(
+                id=item.call_id, function=chat.CalledFunction(name=item.name, arguments=item.arguments or "{}")
             )
             if not turns or turns[-1].role != ASSISTANT:
-                turns.append(ConvertedTurn(role=ASSISTANT, where=where))
+                turns.append(chat.ConvertedTurn(role=ASSISTANT, where=where))
             turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), call]
         elif item.type == "function_call_output":
             if item.call_id is None or item.output is None:
                 raise HTTPError(400, "a function_call_output must have a call_id and an output", param=where)
             content = _content(item.output)
-            turns.append(ConvertedTurn(role="tool", content=content, tool_call_id=item.call_id, where=where))
+            turns.append(chat.ConvertedTurn(role="tool", content=content, tool_call_id=item.call_id, where=where))
         elif item.role is None:
             raise HTTPError(400, "a message must have a role", param=f"{where}.role")
         else:
-            turns.append(ConvertedTurn(role=item.role, content=_content(item.content), where=where))
+            turns.append(chat.ConvertedTurn(role=item.role, content=_content(item.content), where=where))
     return turns
 
 
-def _content(given: str | list[InputPart] | None) -> str | list[ContentPart] | None:
+def _content(given: str | list[InputPart] | None) -> str | list[chat.ContentPart] | None:
     if not isinstance(given, list):
         return given
-    parts: list[ContentPart] = []
+    parts: list[chat.ContentPart] = []
     for part in given:
         match part:
             case InputText() | OutputText():
-                parts.append(TextPart(text=part.text))
-            case RefusalPart():
-                parts.append(TextPart(text=part.refusal))
+                parts.append(chat.TextPart(text=part.text))
+            case chat.RefusalPart():
+                parts.append(chat.TextPart(text=part.refusal))
             case InputImage():
-                parts.append(ImagePart(image_url=ImageURL(url=part.image_url)))
+                parts.append(chat.ImagePart(image_url=chat.ImageURL(url=part.image_url)))
     return parts

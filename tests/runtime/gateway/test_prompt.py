@@ -92,7 +92,7 @@ def test_errors_of_other_apis_have_the_paths_of_their_requests() -> None:
     ):
         body = msgspec.convert({"model": "m", "messages": messages, "system": "s"}, CountRequest)
         with pytest.raises(HTTPError) as raised:
-            PromptWriter(CHAT).parts(body.chat().messages)
+            PromptWriter(CHAT).parts(body.chat_request().messages)
         assert raised.value.param == param
         assert "tool_call_id" not in raised.value.message
     for item in (
