@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from pocket_answers import ADA, ADA_STONE, ANSWER, PARAMETERS, QUESTION, SUM, Person
 
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.errors import HTTPError
@@ -18,15 +19,12 @@ from banyan.runtime.gateway.openai.chat_types import ChatRequest
 from raw_http import post
 
 PATH = "/v1/chat/completions"
-QUESTION: Any = [{"role": "user", "content": "Hi, who are you?"}]
-ANSWER = "I am the Banyan pocket model, a very small language model."
-SUM: Any = [{"role": "user", "content": "What is 23 plus 48?"}]
 CALCULATOR: Any = {
     "type": "function",
     "function": {
         "name": "calculator",
         "description": "Work out an arithmetic expression.",
-        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+        "parameters": PARAMETERS,
     },
 }
 ADD_DAYS: Any = {
@@ -41,18 +39,6 @@ ADD_DAYS: Any = {
         },
     },
 }
-ADA: Any = [
-    {
-        "role": "user",
-        "content": "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon.",
-    }
-]
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 def create(client: openai.OpenAI, messages: Any = QUESTION, **options: Any) -> Any:
@@ -167,7 +153,7 @@ def test_parsed_calls_and_outputs_go_back_as_the_client_has_them(openai_client: 
     called = parse(messages=[*ADA, ada, *SUM], tools=tools).choices[0].message
     (call,) = called.tool_calls or ()
     assert (ada.parsed, call.function.parsed_arguments) == (
-        Person(name="Ada Stone", age=41, city="Lisbon"),
+        ADA_STONE,
         Calculator(expression="23+48"),
     )
     result = {"role": "tool", "tool_call_id": call.id, "content": "71"}
@@ -210,7 +196,7 @@ def test_tool_choices(openai_client: openai.OpenAI, stream: bool) -> None:
 
 def test_parse_and_response_formats(openai_client: openai.OpenAI) -> None:
     parsed = openai_client.chat.completions.parse(model="pocket", messages=ADA, response_format=Person, temperature=0)
-    assert parsed.choices[0].message.parsed == Person(name="Ada Stone", age=41, city="Lisbon")
+    assert parsed.choices[0].message.parsed == ADA_STONE
     found = create(openai_client, ADA, response_format={"type": "json_object"}, max_tokens=60)
     assert isinstance(json.loads(found.choices[0].message.content), dict)
 
@@ -300,7 +286,7 @@ def test_asynchronous_client(url: str) -> None:
             return await completions.parse(**options | {"messages": ADA}, response_format=Person), "".join(chunks)
 
     parsed, text = asyncio.run(ask())
-    assert parsed.choices[0].message.parsed == Person(name="Ada Stone", age=41, city="Lisbon")
+    assert parsed.choices[0].message.parsed == ADA_STONE
     assert text == ANSWER
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import openai
 import pydantic
 import pytest
+from pocket_answers import ADA, ADA_STONE, ANSWER, PROMPT, QUESTION, SUM, Person
 
 from forms import in_short
 from raw_http import connect, encode, exchange, post, status
@@ -28,22 +29,6 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parents[3] / "docs" / "http-compatibility.md"
 
 CHAT = "/v1/chat/completions"
-QUESTION: Any = [{"role": "user", "content": "Hi, who are you?"}]
-ANSWER = "I am the Banyan pocket model, a very small language model."
-SUM: Any = [{"role": "user", "content": "What is 23 plus 48?"}]
-ADA: Any = [
-    {
-        "role": "user",
-        "content": "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon.",
-    }
-]
-PROMPT = "<|im_start|>user\nHi, who are you?<|im_end|>\n<|im_start|>assistant\n"
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 class Calculator(pydantic.BaseModel):
@@ -852,7 +837,7 @@ def forms_of_responses(server: Server) -> None:
     found = server.respond(ADA, text={"format": form | {"description": "A person."}})
     assert Person.model_validate_json(found.output_text).age == 41
     parsed = server.openai.responses.parse(model="pocket", input=ADA, text_format=Person, temperature=0)
-    assert parsed.output_parsed == Person(name="Ada Stone", age=41, city="Lisbon")
+    assert parsed.output_parsed == ADA_STONE
 
 
 @case("vllm responses/test_count_tokens.py", "count_responses_input_tokens")
@@ -1022,7 +1007,7 @@ def types_are_parsed(server: Server) -> None:
         message = parsed(server, None, stream=stream, temperature=0, messages=QUESTION).choices[0].message
         assert (message.content, message.parsed) == (ANSWER, None)
         message = parsed(server, Person, stream=stream, temperature=0).choices[0].message
-        assert message.parsed == Person(name="Ada Stone", age=41, city="Lisbon")
+        assert message.parsed == ADA_STONE
         found = parsed(server, Detected, stream=stream, n=3).choices
         assert [type(one.message.parsed) for one in found] == [Detected] * 3
     assert isinstance(parsed(server, Event, stream=False).choices[0].message.parsed, Event)

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from pocket_answers import PROMPT
 
 from banyan.runtime import launch
 from banyan.runtime.gateway.endpoint import Handler
@@ -19,8 +20,6 @@ from banyan.runtime.protocol import wire
 from forms import in_short
 from gateway_in_process import handled
 from raw_http import post
-
-PROMPT = "<|im_start|>user\nHi, who are you?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def create(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> Any:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pydantic
 import pytest
+from pocket_answers import ADA, ADA_STONE, ANSWER, PARAMETERS, QUESTION, SUM, Person
 
 from banyan.runtime.gateway.anthropic.messages import MessageWriter
 from banyan.runtime.gateway.anthropic.messages_types import MessageRequest
@@ -20,13 +20,10 @@ from waits import wait_until
 if TYPE_CHECKING:
     import anthropic  # which takes a second of CPU time
 
-QUESTION: Any = [{"role": "user", "content": "Hi, who are you?"}]
-ANSWER = "I am the Banyan pocket model, a very small language model."
-SUM: Any = [{"role": "user", "content": "What is 23 plus 48?"}]
 CALCULATOR: Any = {
     "name": "calculator",
     "description": "Work out an arithmetic expression.",
-    "input_schema": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    "input_schema": PARAMETERS,
 }
 
 GREEDY: Any = {"extra_body": {"temperature": 0}}  # the package has no argument for it
@@ -99,25 +96,11 @@ def test_system_prefill_pin_and_thinking(anthropic_client: anthropic.Anthropic, 
     assert raw.headers["x-banyan-ignored"] == "output_config.effort, messages.content.is_error"
 
 
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
-    city: str
-
-
-ADA: Any = [
-    {
-        "role": "user",
-        "content": "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon.",
-    }
-]
-
-
 def test_types_are_parsed_and_tools_are_run(anthropic_client: anthropic.Anthropic) -> None:
     import anthropic
 
     found = anthropic_client.messages.parse(model="pocket", max_tokens=60, messages=ADA, output_format=Person, **GREEDY)
-    assert found.parsed_output == Person(name="Ada Stone", age=41, city="Lisbon")
+    assert found.parsed_output == ADA_STONE
     with anthropic_client.messages.stream(
         model="pocket", max_tokens=60, messages=ADA, output_format=Person, **GREEDY
     ) as stream:

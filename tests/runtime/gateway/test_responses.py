@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import openai
-import pydantic
 import pytest
+from pocket_answers import ADA_STONE, ANSWER, PARAMETERS, Person
 
 import wire_fuzz
 from banyan.runtime import launch
@@ -32,21 +32,14 @@ from banyan.runtime.protocol import wire
 from raw_http import post
 from waits import wait_until
 
-ANSWER = "I am the Banyan pocket model, a very small language model."
 CALCULATOR: Any = {
     "type": "function",
     "name": "calculator",
     "description": "Work out an arithmetic expression.",
-    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    "parameters": PARAMETERS,
     "strict": True,
 }
 ADA = "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon. Ada works as a baker."
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 def create(client: openai.OpenAI, given: Any = "Hi, who are you?", **options: Any) -> Any:
@@ -108,7 +101,7 @@ def test_events_of_text_and_of_calls(openai_client: openai.OpenAI) -> None:
 
 def test_parse_and_logprobs(openai_client: openai.OpenAI) -> None:
     found = openai_client.responses.parse(model="pocket", input=ADA, text_format=Person, temperature=0)
-    assert found.output_parsed == Person(name="Ada Stone", age=41, city="Lisbon")
+    assert found.output_parsed == ADA_STONE
     cut: Any = create(openai_client, max_output_tokens=3, top_logprobs=1, include=["message.output_text.logprobs"])
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert [one.token for one in cut.output[0].content[0].logprobs] == ["I", " am", " the"]
