@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 from contextlib import nullcontext
@@ -82,7 +81,7 @@ def test_stream_without_usage_has_none_and_never_an_empty_list_of_calls(url: str
         assert status == 200
         assert b'"usage"' not in data
         assert b'"tool_calls":[]' not in data
-        assert data.rstrip().endswith(b"data: [DONE]\n\n\r\n0") or b"data: [DONE]" in data
+        assert b"data: [DONE]" in data
 
 
 def test_n_outputs_with_a_seed_are_the_same_with_and_without_stream(openai_client: openai.OpenAI) -> None:
@@ -194,9 +193,7 @@ def test_tool_choices(openai_client: openai.OpenAI, stream: bool) -> None:
     assert called(allowed("auto", {"type": "function", "function": {"name": "calculator"}})) == ["calculator"]
 
 
-def test_parse_and_response_formats(openai_client: openai.OpenAI) -> None:
-    parsed = openai_client.chat.completions.parse(model="pocket", messages=ADA, response_format=Person, temperature=0)
-    assert parsed.choices[0].message.parsed == ADA_STONE
+def test_any_json_object(openai_client: openai.OpenAI) -> None:
     found = create(openai_client, ADA, response_format={"type": "json_object"}, max_tokens=60)
     assert isinstance(json.loads(found.choices[0].message.content), dict)
 
@@ -275,21 +272,6 @@ def test_extra_constraints(openai_client: openai.OpenAI, constraint: Any, allowe
     assert create(openai_client, extra_body=constraint).choices[0].message.content in allowed
 
 
-def test_asynchronous_client(url: str) -> None:
-    async def ask() -> tuple[Any, str]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            completions: Any = client.chat.completions
-            options = {"model": "pocket", "messages": QUESTION, "temperature": 0}
-            chunks = [
-                chunk.choices[0].delta.content or "" async for chunk in await completions.create(**options, stream=True)
-            ]
-            return await completions.parse(**options | {"messages": ADA}, response_format=Person), "".join(chunks)
-
-    parsed, text = asyncio.run(ask())
-    assert parsed.choices[0].message.parsed == ADA_STONE
-    assert text == ANSWER
-
-
 def test_continue_final_message(openai_client: openai.OpenAI) -> None:
     messages = [*QUESTION, {"role": "assistant", "content": "I am the"}]
     found = create(openai_client, messages, max_tokens=2, extra_body={"continue_final_message": True})
@@ -366,7 +348,6 @@ def test_cache_control_of_a_part_has_no_effect(openai_client: openai.OpenAI) -> 
         ({"tools": [CALCULATOR], "tool_choice": allowed("auto")}, "tool_choice", 400),
         ({"regex": "a", "grammar": "b"}, "grammar", 400),
         ({"regex": "("}, None, 400),
-        ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages", 400),
         (
             {
                 "messages": [
@@ -387,11 +368,6 @@ def test_errors_have_the_shape_of_openai(url: str, fields: Any, param: str | Non
         assert (found, error["param"]) == (status, param), error
         assert error["type"] == "invalid_request_error"
         assert error["message"]
-
-
-def test_a_prompt_that_is_too_long_has_the_code_of_openai(url: str) -> None:
-    _, data = post(url, PATH, body(messages=[{"role": "user", "content": "word " * 3000}]))
-    assert json.loads(data)["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("field", ["seed", "max_tokens", "top_k", "min_tokens", "priority"])

@@ -15,6 +15,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime import launch
+from banyan.runtime.gateway import app
 from banyan.runtime.gateway.page import run_pages
 from raw_http import post
 from waits import wait_until
@@ -118,7 +119,6 @@ def test_bytes_of_kept_pages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [page.title for page in pages.of("")] == ["d", "c"]
 
 
-@pytest.mark.parametrize("path", ["/v1/stats", "/v1/tree", "/v1/programs", "/v1/pages", "/v1/models", "/metrics"])
 @pytest.mark.parametrize(
     ("headers", "is_refused"),
     [
@@ -130,10 +130,17 @@ def test_bytes_of_kept_pages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"host": "127.0.0.1", "origin": "null"}, True),
     ],
 )
-def test_pages_of_other_sites_are_refused(path: str, headers: dict[str, str], is_refused: bool, url: str) -> None:
-    request = urllib.request.Request(url + path, headers=headers)
+def test_pages_of_other_sites_are_refused(headers: dict[str, str], is_refused: bool, url: str) -> None:
+    request = urllib.request.Request(f"{url}/v1/stats", headers=headers)
     with pytest.raises(urllib.error.HTTPError, match="403") if is_refused else nullcontext():
         urllib.request.urlopen(request, timeout=30).close()
+
+
+def test_only_the_page_itself_is_open_to_pages_of_other_sites(url: str) -> None:
+    is_open = {entry.path for entry in app.ROUTES if entry.is_open}
+    assert is_open == {"/health", "/", "/static/page.css", "/static/page.js", "/pages/{page}"}
+    for path in ("/v1/tree", "/v1/programs", "/v1/pages", "/v1/models", "/metrics"):
+        assert post(url, path, b"", "origin: http://evil.example\r\n", "GET")[0] == 403
 
 
 def test_publishing_needs_http(over_socket: bn.RuntimeEndpoint) -> None:
