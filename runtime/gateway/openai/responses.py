@@ -155,8 +155,7 @@ class ResponseRun:
         branch = self._start(before, new)
         n_bytes = len(request.body)  # the payload repeats most of it
         self._stored = StoredResponse(request.tenant, self.payload, turns, body.instructions, branch, n_bytes)
-        self._numbers = count()
-        self._events = ItemEvents(self.payload["output"], self._numbers, body.has_logprobs)
+        self._events = ResponseEvents(self.payload["output"], body.has_logprobs)
 
     def _start(self, before: StoredResponse | None, new: Sequence[ChatTurn] = ()) -> ConversationBranch:
         """Send the generation, and return the branch that gets its output. new: the turns after those of `before`.
@@ -216,7 +215,7 @@ class ResponseRun:
         failed."""
         try:
             arrived = await self._first()
-            data = [self._event(f"response.{name}") for name in ("created", "in_progress")]
+            data = [self._event("created"), self._event("in_progress")]
             while arrived:
                 data += [
                     self._events.delta(one) if isinstance(one, wire.Delta) else self._end(one) for _, one in arrived
@@ -243,10 +242,10 @@ class ResponseRun:
         """Mark the response as failed with `error`. Returns the bytes of the events that tell the client."""
         data = self._events.close("incomplete")
         self.payload |= {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
-        return data + self._event("response.failed")
+        return data + self._event("failed")
 
     def _event(self, kind: str) -> bytes:
-        return event({"type": kind, "sequence_number": next(self._numbers), "response": self.payload}, kind)
+        return self._events.event(kind, response=self.payload)
 
     def _end(self, value: wire.Value) -> bytes:
         sample, stored = value.samples[0], self._stored
@@ -265,36 +264,35 @@ class ResponseRun:
             },
         }
         if self._body.store is not False:
-            calls = [item for item in self.payload["output"] if item["type"] == "function_call"]
-            turn = ChatTurn(role=ASSISTANT, content=sample.text)
-            for item in calls:
-                stored.branch.writer.know(item["name"], item["call_id"])
-            if calls:
-                turn.tool_calls = [
-                    ToolCallPart(
-                        id=item["call_id"], function=CalledFunction(name=item["name"], arguments=item["arguments"])
-                    )
-                    for item in calls
-                ]
+            calls = [
+                ToolCallPart(
+                    id=item["call_id"], function=CalledFunction(name=item["name"], arguments=item["arguments"])
+                )
+                for item in self.payload["output"]
+                if item["type"] == "function_call"
+            ]
+            for call in calls:
+                stored.branch.writer.know(call.function.name, call.id)
+            turn = ChatTurn(role=ASSISTANT, content=sample.text, tool_calls=calls or None)
             stored.turns.append(turn)
             stored.branch.conversation.hold([turn])
             stored.n_bytes += len(msgspec.json.encode(self.payload["output"]))
             stored.branch.is_open = not calls
             self._request.gateway.responses.put(stored)
             self._call.keeps_state = True
-        return data + self._event(f"response.{self.payload['status']}")
+        return data + self._event(self.payload["status"])
 
 
-class ItemEvents:
-    """Builds the output items of a response (reasoning, message, function calls) from its text, and writes their
-    server-sent events. output: the list that gets the items. numbers: counts the events."""
+class ResponseEvents:
+    """Writes the server-sent events of a response, and meanwhile builds its output items (reasoning, message, function
+    calls) from its text. output: the list that gets the items."""
 
-    def __init__(self, output: list[dict[str, Any]], numbers: count[int], has_logprobs: bool) -> None:
-        self._output, self._numbers, self._has_logprobs = output, numbers, has_logprobs
-        self._text = ""  # text of the open item
-        self._logprobs: list[Any] = []
+    def __init__(self, output: list[dict[str, Any]], has_logprobs: bool) -> None:
+        self._output, self._has_logprobs = output, has_logprobs
+        self._numbers = count()
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
+    def event(self, kind: str, **fields: Any) -> bytes:
+        """One event. kind: its type without the prefix "response."."""
         kind = f"response.{kind}"
         return event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
 
@@ -314,13 +312,14 @@ class ItemEvents:
             return b""
         kind = "reasoning" if delta.is_thought else "message"
         data = b"" if self._open() == kind else self.close("completed") + self._begin(kind)
-        self._text += delta.text
+        part = self._output[-1]["content"][0]
+        part["text"] += delta.text
         if delta.is_thought:
-            return data + self._event("reasoning_text.delta", **self._where, content_index=0, delta=delta.text)
+            return data + self.event("reasoning_text.delta", **self._where, content_index=0, delta=delta.text)
         logprobs = logprobs_of(delta.logprobs)["content"] if self._has_logprobs else []
-        self._logprobs += logprobs
+        part["logprobs"] += logprobs
         fields = {"content_index": 0, "delta": delta.text, "logprobs": logprobs}
-        return data + self._event("output_text.delta", **self._where, **fields)
+        return data + self.event("output_text.delta", **self._where, **fields)
 
     def end(self, sample: wire.Sample) -> bytes:
         """The events for the end of the output: the end of the open item, and all events of the function calls."""
@@ -334,44 +333,40 @@ class ItemEvents:
         return data
 
     def _add(self, item: dict[str, Any]) -> bytes:
-        self._output.append(item)
-        return self._event("output_item.added", output_index=len(self._output) - 1, item=item)
+        self._output.append(item | {"status": "in_progress"})
+        return self.event("output_item.added", output_index=len(self._output) - 1, item=self._output[-1])
 
     def _begin(self, kind: str) -> bytes:
-        self._text, self._logprobs = "", []
         if kind == "reasoning":
-            number = f"rs_{uuid.uuid4().hex}"
-            return self._add({"id": number, "type": kind, "summary": [], "content": [], "status": "in_progress"})
-        item = {"id": f"msg_{uuid.uuid4().hex}", "type": kind, "role": ASSISTANT, "content": []}
-        data = self._add(item | {"status": "in_progress"})
-        return data + self._event("content_part.added", **self._where, content_index=0, part=self._part("message"))
-
-    def _part(self, kind: str) -> dict[str, Any]:
-        if kind == "reasoning":
-            return {"type": "reasoning_text", "text": self._text}
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
+            data = self._add({"id": f"rs_{uuid.uuid4().hex}", "type": kind, "summary": [], "content": []})
+            self._output[-1]["content"] = [{"type": "reasoning_text", "text": ""}]
+            return data
+        data = self._add({"id": f"msg_{uuid.uuid4().hex}", "type": kind, "role": ASSISTANT, "content": []})
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._output[-1]["content"] = [part]
+        return data + self.event("content_part.added", **self._where, content_index=0, part=part)
 
     def close(self, status: str) -> bytes:
         """The events that end the item being written, which gets `status`; b"": no item is open."""
         if not (kind := self._open()):
             return b""
-        part = self._part(kind)
-        self._output[-1] |= {"content": [part], "status": status}
+        self._output[-1]["status"] = status
+        (part,) = self._output[-1]["content"]
         where = {**self._where, "content_index": 0}
         if kind == "reasoning":
-            data = self._event("reasoning_text.done", **where, text=self._text)
+            data = self.event("reasoning_text.done", **where, text=part["text"])
         else:
-            data = self._event("output_text.done", **where, text=self._text, logprobs=self._logprobs)
-            data += self._event("content_part.done", **where, part=part)
+            data = self.event("output_text.done", **where, text=part["text"], logprobs=part["logprobs"])
+            data += self.event("content_part.done", **where, part=part)
         return data + self._done()
 
     def _done(self) -> bytes:
-        return self._event("output_item.done", output_index=len(self._output) - 1, item=self._output[-1])
+        return self.event("output_item.done", output_index=len(self._output) - 1, item=self._output[-1])
 
     def _called(self, call_id: str, name: str, arguments: str) -> bytes:
         item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": call_id, "name": name}
-        data = self._add(item | {"arguments": "", "status": "in_progress"})
-        data += self._event("function_call_arguments.delta", **self._where, delta=arguments)
-        data += self._event("function_call_arguments.done", **self._where, arguments=arguments, name=name)
+        data = self._add(item | {"arguments": ""})
+        data += self.event("function_call_arguments.delta", **self._where, delta=arguments)
+        data += self.event("function_call_arguments.done", **self._where, arguments=arguments, name=name)
         self._output[-1] |= {"arguments": arguments, "status": "completed"}
         return data + self._done()
