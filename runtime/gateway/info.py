@@ -78,31 +78,30 @@ async def tokenize(request: HTTPRequest) -> Reply:
         await adapter_of(request, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise HTTPError(400, "give either prompt or messages", param="prompt")
-    parts: tuple[wire.Part, ...] = (wire.Raw(body.prompt or ""),)
-    kwargs = ""
-    if body.messages is None and body.chat_template_kwargs is not None:
-        raise HTTPError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
-    if body.messages is not None:
-        kwargs = template_kwargs(chat_markers(request), body.chat_template_kwargs, None)
-        parts = PromptWriter(chat_markers(request)).parts(body.messages)
+    if body.messages is None:
+        if body.chat_template_kwargs is not None:
+            raise HTTPError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
+        ids = await _ids(request, (wire.Raw(body.prompt or ""),), field="prompt")
+    else:
+        chat = chat_markers(request)
+        parts = PromptWriter(chat).parts(body.messages)
         if body.add_generation_prompt:
             parts = (*parts, wire.BeginTurn(ASSISTANT))
-    field = "prompt" if body.messages is None else "messages"
-    tokens = (await _read(request, parts, kwargs, field)).tokens
-    ids = memoryview(tokens.ids).cast("i").tolist() if tokens is not None else []
-    return json_reply({"tokens": ids, "count": len(ids), "max_model_len": request.client.welcome.max_context})
+        ids = await _ids(request, parts, template_kwargs(chat, body.chat_template_kwargs, None))
+    tokens = memoryview(ids).cast("i").tolist()
+    return json_reply({"tokens": tokens, "count": len(tokens), "max_model_len": request.client.welcome.max_context})
 
 
-async def _read(
-    request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "", field: str = "messages"
-) -> wire.Value:
-    """Have the server tokenize a prompt. Returns its text and tokens. kwargs: variables for the chat template
+async def _ids(request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "", field: str = "messages") -> bytes:
+    """Have the server tokenize a prompt, and return its token ids (int32). kwargs: variables for the chat template
     (wire.Gen.chat_template_kwargs). Only a gen can carry these variables, so with kwargs the server runs a gen of 0
     tokens, which computes the KV of the prompt. field: the field of the request that has the prompt, for errors."""
     gens = (wire.Gen(0, 1, wire.Sampling(max_tokens=0), chat_template_kwargs=kwargs),) if kwargs else ()
     ops = (wire.Append(0, parts), *gens, wire.Read(0, 0, tokens=True))
     async with ModelCall.start(request, ops, name="tokenize", field=field) as call:
-        return (await call.values())[0]
+        tokens = (await call.values())[0].tokens
+    assert tokens is not None  # as the Read asks for them
+    return tokens.ids
 
 
 async def count_tokens(request: HTTPRequest, body: ChatRequest, field: str = "messages") -> int:
@@ -114,14 +113,9 @@ async def count_tokens(request: HTTPRequest, body: ChatRequest, field: str = "me
     """
     parts, gen = chat_parts(request, body), chat_gen(request, body)
     if gen.tools is None and not gen.chat_template_kwargs:
-        tokens = (await _read(request, parts, field=field)).tokens
-        return len(tokens.ids) // 4 if tokens is not None else 0
-    sampling = wire.Sampling(max_tokens=0)
-    ops = (
-        wire.Append(0, parts),
-        wire.Gen(0, 0, sampling, tools=gen.tools, chat_template_kwargs=gen.chat_template_kwargs),
-    )
-    async with ModelCall.start(request, ops, name="count", field=field) as call:
+        return len(await _ids(request, parts, field=field)) // 4
+    gen = wire.Gen(*(0, 0, wire.Sampling(max_tokens=0)), tools=gen.tools, chat_template_kwargs=gen.chat_template_kwargs)
+    async with ModelCall.start(request, (wire.Append(0, parts), gen), name="count", field=field) as call:
         return (await call.values())[0].usage.prompt
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.errors import BadProgram, BanyanError
@@ -40,11 +40,8 @@ class Mailbox:
             self._calls.popleft()()
 
 
-class Arrival(NamedTuple):
-    """What has arrived for the value `ref`: a piece of its text or, at the end, the whole value."""
-
-    ref: int
-    item: wire.Delta | wire.Value
+Arrival = tuple[int, wire.Delta | wire.Value]
+"""The ref of a value, and what has arrived for it: a piece of its text or, at the end, the whole value."""
 
 
 class ModelCall:
@@ -148,7 +145,7 @@ class ModelCall:
     # ---- on the event loop -----------------------------------------------------------------------------------------
 
     def _take(self, ref: int, item: wire.Delta | wire.Value) -> None:
-        self._arrived.append(Arrival(ref, item))
+        self._arrived.append((ref, item))
         self._wake()
 
     def _end(self, ref: int, outcome: wire.Value | BaseException) -> None:

@@ -132,9 +132,6 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._n_of: Counter[str] = Counter()
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
     async def open(self, client: Client, version: int, name: str) -> tuple[Session, bytes]:
         """Open a session for the client's tenant. Returns the session and the server's encoded Welcome. version: the
         client's version of the protocol. name: what the client calls itself. HTTPError: the tenant has too many
