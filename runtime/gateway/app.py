@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,59 +12,45 @@ from starlette.routing import Route
 
 from banyan.runtime.gateway import info
 from banyan.runtime.gateway.anthropic import messages
-from banyan.runtime.gateway.endpoint import Endpoint, Handler, Shape, error_reply
+from banyan.runtime.gateway.endpoint import Endpoint, EndpointApp, error_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.openai import chat, completions, responses
 from banyan.runtime.gateway.page import endpoints as page
 from banyan.runtime.gateway.programs import endpoints as programs
 
-
-class Entry(NamedTuple):
-    """A route of the HTTP interface. is_open: whether requests need no API key. shape: the form of its errors."""
-
-    method: str
-    path: str
-    handle: Handler
-    shape: Shape = "openai"
-    is_open: bool = False
-
-
-ROUTES = (
-    Entry("GET", "/health", info.health, is_open=True),
-    Entry("GET", "/v1/models", info.models),
-    Entry("GET", "/v1/models/{model:path}", info.model),
-    Entry("POST", "/v1/chat/completions", chat.create),
-    Entry("POST", "/v1/completions", completions.create),
-    Entry("POST", "/v1/responses", responses.create),
-    Entry("POST", "/v1/responses/input_tokens", responses.count_input),
-    Entry("GET", "/v1/responses/{id}", responses.retrieve),
-    Entry("DELETE", "/v1/responses/{id}", responses.delete),
-    Entry("POST", "/v1/responses/{id}/cancel", responses.cancel),
-    Entry("POST", "/v1/messages", messages.create, shape="anthropic"),
-    Entry("POST", "/v1/messages/count_tokens", messages.count, shape="anthropic"),
-    Entry("POST", "/tokenize", info.tokenize),
-    Entry("GET", "/metrics", info.metrics),
-    Entry("GET", "/", page.index, is_open=True),
-    Entry("GET", "/static/page.css", page.style, is_open=True),
-    Entry("GET", "/static/page.js", page.script, is_open=True),
-    Entry("GET", "/pages/{page}", page.show, is_open=True),
-    Entry("GET", "/v1/stats", page.stats),
-    Entry("GET", "/v1/tree", page.tree),
-    Entry("GET", "/v1/programs", page.programs),
-    Entry("GET", "/v1/pages", page.published),
-    Entry("POST", "/v1/pages", page.publish),
-    Entry("POST", "/v1/programs", programs.begin),
-    Entry("POST", "/v1/programs/{session}", programs.go_on),
+ENDPOINTS = (
+    Endpoint("GET", "/health", info.health, is_open=True),
+    Endpoint("GET", "/v1/models", info.models),
+    Endpoint("GET", "/v1/models/{model:path}", info.model),
+    Endpoint("POST", "/v1/chat/completions", chat.create),
+    Endpoint("POST", "/v1/completions", completions.create),
+    Endpoint("POST", "/v1/responses", responses.create),
+    Endpoint("POST", "/v1/responses/input_tokens", responses.count_input),
+    Endpoint("GET", "/v1/responses/{id}", responses.retrieve),
+    Endpoint("DELETE", "/v1/responses/{id}", responses.delete),
+    Endpoint("POST", "/v1/responses/{id}/cancel", responses.cancel),
+    Endpoint("POST", "/v1/messages", messages.create, shape="anthropic"),
+    Endpoint("POST", "/v1/messages/count_tokens", messages.count, shape="anthropic"),
+    Endpoint("POST", "/tokenize", info.tokenize),
+    Endpoint("GET", "/metrics", info.metrics),
+    Endpoint("GET", "/", page.index, is_open=True),
+    Endpoint("GET", "/static/page.css", page.style, is_open=True),
+    Endpoint("GET", "/static/page.js", page.script, is_open=True),
+    Endpoint("GET", "/pages/{page}", page.show, is_open=True),
+    Endpoint("GET", "/v1/stats", page.stats),
+    Endpoint("GET", "/v1/tree", page.tree),
+    Endpoint("GET", "/v1/programs", page.programs),
+    Endpoint("GET", "/v1/pages", page.published),
+    Endpoint("POST", "/v1/pages", page.publish),
+    Endpoint("POST", "/v1/programs", programs.begin),
+    Endpoint("POST", "/v1/programs/{session}", programs.go_on),
 )
 
 
 def make(gateway: Gateway) -> Starlette:
     """Make the ASGI application with all routes."""
-    routes = [
-        Route(one.path, Endpoint(gateway, one.handle, one.shape, one.path, is_open=one.is_open), methods=[one.method])
-        for one in ROUTES
-    ]
+    routes = [Route(one.path, EndpointApp(gateway, one), methods=[one.method]) for one in ENDPOINTS]
     every = ["*"]
     middleware = [Middleware(CORSMiddleware, allow_origins=gateway.origins, allow_methods=every, allow_headers=every)]
     return Starlette(

@@ -90,16 +90,24 @@ class _HungUp(Exception):
     """Raised if the client disconnects before its whole body arrived. No response is sent."""
 
 
-class Endpoint:
-    """The ASGI application of one route."""
+class Endpoint(NamedTuple):
+    """A route of the HTTP interface. shape: the form of its errors. is_open: whether requests need no API key."""
 
-    def __init__(self, gateway: Gateway, handle: Handler, shape: Shape, path: str, *, is_open: bool) -> None:
-        """handle: answers the requests. shape: the form of errors. path: the route's path, for the counters. is_open:
-        whether requests need no API key."""
-        self._gateway, self._handle, self._shape, self._path, self._is_open = gateway, handle, shape, path, is_open
+    method: str
+    path: str
+    handle: Handler
+    shape: Shape = "openai"
+    is_open: bool = False
+
+
+class EndpointApp:
+    """The ASGI application of one endpoint."""
+
+    def __init__(self, gateway: Gateway, endpoint: Endpoint) -> None:
+        self._gateway, self._endpoint = gateway, endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = _Response(send, self._shape, _request_id(dict(scope["headers"])))
+        response = _Response(send, self._endpoint.shape, _request_id(dict(scope["headers"])))
         work = asyncio.ensure_future(self._serve(scope, receive, response))
         try:
             await work
@@ -107,19 +115,19 @@ class Endpoint:
             if not response.is_hung_up:  # then the process is ending
                 await response.fail(HTTPError(503, "the server is stopping", code="runtime_lost"))
         finally:
-            self._gateway.counts[self._path, response.status] += 1
+            self._gateway.counts[self._endpoint.path, response.status] += 1
 
     async def _serve(self, scope: Scope, receive: Receive, response: _Response) -> None:
         watch: asyncio.Task[None] | None = None
         try:
             headers = dict(scope["headers"])
-            tenant = "" if self._is_open else self._gateway.identify(headers)
+            tenant = "" if self._endpoint.is_open else self._gateway.identify(headers)
             body = await _read_body(headers, receive)
             watch = asyncio.ensure_future(_hang_up(receive, response, asyncio.current_task()))
             client = await self._gateway.client(tenant)
             path = scope.get("path_params", {})
             request = HTTPRequest(self._gateway, tenant, client, headers, path, scope["query_string"], body)
-            reply = await self._handle(request)
+            reply = await self._endpoint.handle(request)
             if isinstance(reply, EventReply):
                 await response.stream(reply)
             else:

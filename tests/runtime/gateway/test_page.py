@@ -137,7 +137,7 @@ def test_pages_of_other_sites_are_refused(headers: dict[str, str], is_refused: b
 
 
 def test_only_the_page_itself_is_open_to_pages_of_other_sites(url: str) -> None:
-    is_open = {entry.path for entry in app.ROUTES if entry.is_open}
+    is_open = {one.path for one in app.ENDPOINTS if one.is_open}
     assert is_open == {"/health", "/", "/static/page.css", "/static/page.js", "/pages/{page}"}
     for path in ("/v1/tree", "/v1/programs", "/v1/pages", "/v1/models", "/metrics"):
         assert post(url, path, b"", "origin: http://evil.example\r\n", "GET")[0] == 403

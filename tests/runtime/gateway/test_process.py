@@ -24,7 +24,7 @@ import pytest
 from banyan.runtime import config, launch
 from banyan.runtime.errors import ConfigError, ConnectFailed, Overloaded
 from banyan.runtime.gateway import info
-from banyan.runtime.gateway.endpoint import Endpoint, EventReply, HTTPRequest, Reply
+from banyan.runtime.gateway.endpoint import Endpoint, EndpointApp, EventReply, HTTPRequest, Reply
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.server_metrics import Family
 from raw_http import connect, encode, exchange, post, status
@@ -299,7 +299,7 @@ def test_a_request_that_runs_when_the_process_ends_gets_an_error(is_stream: bool
         inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         inbox.put_nowait({"type": "http.request", "body": b"{}"})
         send = AsyncMock(side_effect=sent.append)
-        call: Any = Endpoint(gateway, handle, "openai", "/x", is_open=False)
+        call: Any = EndpointApp(gateway, Endpoint("POST", "/x", handle))
         task = asyncio.create_task(call({"headers": [], "query_string": b""}, inbox.get, send))
         await reached.wait()
         task.cancel()
@@ -417,7 +417,7 @@ def start_of_response(failing: Exception, **headers: str) -> dict[str, Any]:
     bodies: list[dict[str, Any]] = [{"type": "http.request"}]
     send = AsyncMock()
     gateway: Any = SimpleNamespace(counts=Counter(), client=AsyncMock())
-    endpoint = Endpoint(gateway, handle, "openai", "/x", is_open=True)
+    endpoint = EndpointApp(gateway, Endpoint("POST", "/x", handle, is_open=True))
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     asyncio.run(endpoint({"headers": raw, "query_string": b""}, receive, send))
     found: dict[str, Any] = send.await_args_list[0].args[0]
