@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -47,13 +48,15 @@ def _reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None) -> str:
     return marks.end if marks is not None and opened.rstrip().endswith(marks.start) else ""
 
 
-def start_chat(request: HTTPRequest, body: ChatRequest, adapter: str, *, name: str, last: bool = True) -> ModelCall:
-    """Send a chat request. adapter: the name of the adapter; "": none. name: what the program is called. last: whether
-    no more ops follow. HTTPError: the request is invalid. Raises BanyanError if it cannot be sent."""
+def start_chat(
+    request: HTTPRequest, body: ChatRequest, adapter: str, *, name: str, hints: Sequence[wire.CacheHint] = ()
+) -> ModelCall:
+    """Send a chat request. adapter: the name of the adapter; "": none. name: what the program is called. hints: ops
+    after the gen. HTTPError: the request is invalid. Raises BanyanError if it cannot be sent."""
     gen, n = chat_gen(request, body, adapter), body.n or 1
     check_copies(gen, n)
-    ops = (wire.Append(0, chat_parts(request, body)), *gens(gen, n))
-    return ModelCall.start(request, ops, name=name, limits=limits_of(request, body), last=last)
+    ops = (wire.Append(0, chat_parts(request, body)), *gens(gen, n), *hints)
+    return ModelCall.start(request, ops, name=name, limits=limits_of(request, body))
 
 
 def chat_parts(request: HTTPRequest, body: ChatRequest) -> tuple[wire.Part, ...]:

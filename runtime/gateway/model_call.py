@@ -71,17 +71,16 @@ class ModelCall:
         *,
         name: str,
         limits: wire.ProgramLimits | None = None,
-        last: bool = True,
         field: str = "messages",
     ) -> Self:
-        """Send a program for `request`, and return its call. last: whether no more ops follow. field: as in __init__.
+        """Send a program for `request`, to which no more ops will be added, and return its call. field: as in __init__.
         Raises BanyanError if the program cannot be sent."""
         program = request.client.program(name)
         call = cls(request.gateway.mailbox, program, field=field)
         if limits is not None:
             program.limit(limits)
         try:
-            call.submit(ops, last=last)
+            call.submit(ops, last=True)
         except OverflowError as e:
             raise BadProgram("a number of the request has more than 64 bits") from e
         return call

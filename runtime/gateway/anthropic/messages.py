@@ -36,15 +36,15 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         raise HTTPError(400, text, param="thread", details=details)
     chat = chat_markers(request)
     asked = _chat(chat, body)
-    call = start_chat(request, asked, adapter, name="message", last=not body.pinned)
+    pins = (wire.CacheHint(0, pin=body.pinned),) if body.pinned else ()  # after the gen, so the output is pinned too
+    call = start_chat(request, asked, adapter, name="message", hints=pins)
     reasons = chat.reasoning is not None or bool(asked.chat_template_kwargs)
     headers = ignored(body, (*MESSAGE_IGNORED, *(THINKING_IGNORED if reasons else ("thinking",))))
     writer = MessageWriter(body.model, body)
     if body.stream:
-        return EventReply(_stream(call, writer, body.pinned), lambda e: event(e.anthropic(), "error"), headers)
+        return EventReply(_stream(call, writer), lambda e: event(e.anthropic(), "error"), headers)
     async with call:
         (value,) = (await call.values()).values()
-        _pin(call, body.pinned)
         return json_reply(writer.whole(value), headers=headers)
 
 
@@ -67,18 +67,10 @@ def _chat(chat: wire.ChatMarkers, body: CountRequest) -> ChatRequest:
     return found
 
 
-def _pin(call: ModelCall, seconds: float) -> None:
-    """Pin the KV of the conversation for `seconds`; 0: do nothing. Called after all values have arrived, so the output
-    is pinned too."""
-    if seconds:
-        call.submit((wire.CacheHint(0, pin=seconds),), last=True)
-
-
-async def _stream(call: ModelCall, writer: MessageWriter, pinned: float) -> AsyncGenerator[bytes, None]:
+async def _stream(call: ModelCall, writer: MessageWriter) -> AsyncGenerator[bytes, None]:
     async with call:
         while arrived := await call.arrivals():
             yield b"".join([writer.chunk(item) for _, item in arrived])
-        _pin(call, pinned)
 
 
 class MessageWriter:
