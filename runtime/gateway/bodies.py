@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,11 +27,6 @@ _MISSING = re.compile(r"required field `(.*?)`", re.DOTALL)
 _WHERE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])*`)?$", re.DOTALL)
 
 
-@cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
-
-
 def decode(body: bytes, kind: type[T]) -> T:
     """Decode a JSON body into a Struct of the type `kind`. Unknown fields are left out if they are null or ask for what
     happens anyway (NO_OPS). HTTPError 400: the body is not JSON, or does not fit the type; the error names the
@@ -41,12 +35,9 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         while True:  # once for each place in `kind` that has them
             try:
-                found: T = (
-                    _decoder(kind).decode(body)  # type: ignore[arg-type]
-                    if data is None
-                    else msgspec.convert(data, kind, str_keys=True)
-                )
-                return found
+                if data is None:
+                    return msgspec.json.decode(body, type=kind)
+                return msgspec.convert(data, kind, str_keys=True)
             except msgspec.ValidationError as e:
                 text, at = _parsed(e)
             if not _UNKNOWN.search(text) or len(body) > MAX_PRUNED:
