@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 
 from banyan.runtime.client.client import Client, connect
 from banyan.runtime.gateway.keys import Keys, check_site
-from banyan.runtime.gateway.model_call import Mailbox
 from banyan.runtime.gateway.openai.response_store import ResponseStore
 from banyan.runtime.gateway.page.run_pages import RunPages
 from banyan.runtime.gateway.programs.sessions import Sessions
 from banyan.runtime.server_metrics import Family, ServerMetrics
+
+
+class Mailbox:
+    """Carries calls from the client's I/O thread to the event loop. Calls that arrive together wake the loop once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_woken = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have the event loop run `call`, in the order of the posts. May be called on any thread; does not block."""
+        self._calls.append(call)
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        self._is_woken = False  # before the calls are taken: a later post must wake the loop again
+        while self._calls:
+            self._calls.popleft()()
 
 
 class Gateway:

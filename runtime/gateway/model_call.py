@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.future import ValueFuture
+from banyan.runtime.gateway.endpoint import HTTPRequest
 from banyan.runtime.gateway.errors import http_error
+from banyan.runtime.gateway.gateway import Mailbox
 from banyan.runtime.protocol import wire
-
-if TYPE_CHECKING:
-    from banyan.runtime.gateway.endpoint import HTTPRequest
-
-
-class Mailbox:
-    """Carries calls from the client's I/O thread to the event loop. Calls that arrive together wake the loop once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._calls: deque[Callable[[], None]] = deque()
-        self._is_woken = False
-
-    def post(self, call: Callable[[], None]) -> None:
-        """Have the event loop run `call`, in the order of the posts. May be called on any thread; does not block."""
-        self._calls.append(call)
-        if not self._is_woken:
-            self._is_woken = True
-            self._loop.call_soon_threadsafe(self._run)
-
-    def _run(self) -> None:
-        self._is_woken = False  # before the calls are taken: a later post must wake the loop again
-        while self._calls:
-            self._calls.popleft()()
-
 
 Arrival = tuple[int, wire.Delta | wire.Value]
 """The ref of a value, and what has arrived for it: a piece of its text or, at the end, the whole value."""
