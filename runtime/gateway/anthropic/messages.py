@@ -40,7 +40,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     call = start_chat(request, asked, adapter, name="message", hints=pins)
     reasons = chat.reasoning is not None or bool(asked.chat_template_kwargs)
     headers = ignored(body, (*MESSAGE_IGNORED, *(THINKING_IGNORED if reasons else ("thinking",))))
-    writer = MessageWriter(body.model, body)
+    writer = MessageWriter(body)
     if body.stream:
         return EventReply(_stream(call, writer), lambda e: event(e.anthropic(), "error"), headers)
     async with call:
@@ -76,14 +76,14 @@ async def _stream(call: ModelCall, writer: MessageWriter) -> AsyncGenerator[byte
 class MessageWriter:
     """Writes the response to a message request, whole or as server-sent events."""
 
-    def __init__(self, model: str, body: MessageRequest) -> None:
+    def __init__(self, body: MessageRequest) -> None:
         self._shows_thinking = body.thinking is not None and body.thinking.type != "disabled"
         self._max_tokens, self._stops = body.max_tokens, body.stop_sequences or ()
         self._message: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": ASSISTANT,
-            "model": model,
+            "model": body.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

@@ -45,19 +45,16 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     prompts = [_parts(prompt) for prompt in _prompts(body.prompt)]
     if body.echo and body.logprobs is not None and body.stream:
         raise HTTPError(400, "echo with logprobs cannot be combined with stream", param="echo")
-    n = body.n or 1
-    sampling = sampling_of(body, request.client.welcome.sampling, MAX_TOKENS)
-    has_prompt_logprobs = bool(body.echo) and body.logprobs is not None
     sampling = replace(
-        sampling,
+        sampling_of(body, request.client.welcome.sampling, MAX_TOKENS),
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
-        logprob_start=0 if has_prompt_logprobs else -1,
+        logprob_start=0 if body.echo and body.logprobs is not None else -1,
         constraint=constraint_of(body),
     )
-    n_prompts = len(prompts)
-    ops: list[wire.Op] = [wire.Fork(0, tuple(range(1, n_prompts + 1)))] if n_prompts > 1 else []
+    n, n_prompts = body.n or 1, len(prompts)
     n_choices = n_prompts * n
+    ops: list[wire.Op] = [wire.Fork(0, tuple(range(1, n_prompts + 1)))] if n_prompts > 1 else []
     gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), adapter=adapter)
     check_copies(gen, n_choices)
     for k, parts in enumerate(prompts):

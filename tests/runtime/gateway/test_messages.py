@@ -149,7 +149,7 @@ def test_arguments_with_a_lone_surrogate_are_passed_on() -> None:
         b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}]}', type=MessageRequest
     )
     call = wire.WireToolCall("0", "f", '{"x": "\\ud800"}')
-    whole = MessageWriter("m", body).whole(wire.Value(0, 0, 0, (wire.Sample("", "stop", calls=(call,)),)))
+    whole = MessageWriter(body).whole(wire.Value(0, 0, 0, (wire.Sample("", "stop", calls=(call,)),)))
     (block,) = json.loads(msgspec.json.encode(whole))["content"]
     assert block["input"] == {"x": "\ud800"}
 
