@@ -29,9 +29,14 @@ TEMPLATE = (
 QUESTION: Any = [{"role": "user", "content": "ask"}]
 
 
-@pytest.fixture
+OUTPUTS = {"ask": "<think>\nhmm so</think>\n\n42", "ask for marks": "<think></think>42", "ask for 42": "42"}
+"""Question -> the model's output."""
+
+
+@pytest.fixture(scope="module")
 def url(serve_once: Callable[..., launch.ServerProcess]) -> Iterator[str]:
-    server = serve_once(TEMPLATE, say={OPEN: "<think>\nhmm so</think>\n\n42<|im_end|>"})
+    say = {f"{question}<|im_end|>\n{OPEN}": f"{output}<|im_end|>" for question, output in OUTPUTS.items()}
+    server = serve_once(TEMPLATE, say=say)
     with closing(launch.start_gateway(config.HTTPConfig(socket=str(server.socket), address="0"))) as gateway:
         yield gateway.url
 
@@ -74,22 +79,21 @@ def test_reasoning_is_apart_from_the_answer(url: str) -> None:
         assert [block.type for block in claude.messages.create(**options).content] == ["text"]
 
 
-@pytest.mark.parametrize("output", ["<think>\nhmm so</think>\n\n42", "<think></think>42", "42"])
-def test_logprobs_are_those_of_the_content(serve_once: Callable[..., launch.ServerProcess], output: str) -> None:
-    server = serve_once(TEMPLATE, say={OPEN: f"{output}<|im_end|>"})
-    with closing(launch.start_gateway(config.HTTPConfig(socket=str(server.socket), address="0"))) as gateway:
-        model = json.loads(post(gateway.url, "/v1/models", b"", method="GET")[1])["data"][0]["id"]
-        body = {"model": model, "messages": QUESTION, "temperature": 0, "logprobs": True}
-        choice = json.loads(post(gateway.url, "/v1/chat/completions", body)[1])["choices"][0]
-        events = post(gateway.url, "/v1/chat/completions", {**body, "stream": True})[1].decode()
-        asked = {"model": model, "input": "ask", "include": ["message.output_text.logprobs"]}
-        response = json.loads(post(gateway.url, "/v1/responses", asked)[1])
+@pytest.mark.parametrize("question", OUTPUTS)
+def test_logprobs_are_those_of_the_content(url: str, question: str) -> None:
+    model = json.loads(post(url, "/v1/models", b"", method="GET")[1])["data"][0]["id"]
+    messages = [{"role": "user", "content": question}]
+    body = {"model": model, "messages": messages, "temperature": 0, "logprobs": True}
+    choice = json.loads(post(url, "/v1/chat/completions", body)[1])["choices"][0]
+    events = post(url, "/v1/chat/completions", {**body, "stream": True})[1].decode()
+    asked = {"model": model, "input": question, "include": ["message.output_text.logprobs"]}
+    response = json.loads(post(url, "/v1/responses", asked)[1])
     chunks = [json.loads(line[6:])["choices"][0] for line in events.splitlines() if line.startswith("data: {")]
     streamed = [one for chunk in chunks if chunk["logprobs"] for one in chunk["logprobs"]["content"]]
     assert streamed == choice["logprobs"]["content"]
     assert all(chunk["delta"].get("reasoning_content") != "" for chunk in chunks)
     thoughts = [item for item in response["output"] if item["type"] == "reasoning"]
-    assert len(thoughts) == ("hmm" in output), "marks alone are no reasoning"
+    assert len(thoughts) == ("hmm" in OUTPUTS[question]), "marks alone are no reasoning"
     assert response["output"][-1]["content"][0]["logprobs"] == streamed
     assert "".join(one["token"] for one in choice["logprobs"]["content"]) == choice["message"]["content"] == "42"
 

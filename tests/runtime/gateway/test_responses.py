@@ -351,30 +351,23 @@ def test_conversations_whose_program_is_over_do_not_count() -> None:
     assert [*store._stored] == [*(f"over{k}" for k in range(5)), "open1", "open2"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"input": LONG},
-        {"tools": [CALCULATOR | {"description": LONG}], "tool_choice": "none"},
-        {
-            "input": [
-                {"role": "user", "content": "Hi"},
-                {"type": "function_call", "call_id": "a", "name": "f", "arguments": json.dumps({"x": LONG})},
-                {"type": "function_call_output", "call_id": "a", "output": "1"},
-            ]
-        },
-    ],
-    ids=["text", "tools", "arguments"],
-)
 def test_stored_responses_leave_room_for_other_requests(
-    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path], options: Any
+    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
 ) -> None:
     (fake_model() / "chat_template.jinja").write_text(wire_fuzz.TEMPLATE)
-    with endpoints(serve({"max_client": 1 << 20}, context=1 << 19)) as found:
-        made = [found.create(model="model", **options)["id"] for _ in range(6)]
-        assert found.create(model="model", previous_response_id=made[-1])["status"] == "completed"
-        with pytest.raises(HTTPError, match="there is no response"):
-            found.delete(made[0])
+    server = serve({"max_client": 1 << 20}, context=1 << 19)
+    called = [
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": json.dumps({"x": LONG})},
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+    ]
+    tools = [CALCULATOR | {"description": LONG}]
+    for options in ({"input": LONG}, {"tools": tools, "tool_choice": "none"}, {"input": called}):
+        with endpoints(server) as found:
+            made = [found.create(model="model", **options)["id"] for _ in range(6)]
+            assert found.create(model="model", previous_response_id=made[-1])["status"] == "completed"
+            with pytest.raises(HTTPError, match="there is no response"):
+                found.delete(made[0])
 
 
 def test_stored_conversations_leave_programs_for_other_requests(
