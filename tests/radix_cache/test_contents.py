@@ -1,16 +1,22 @@
-"""A lease never reads keys and values of other tokens: a stateful test of all operations of a lease.
+"""A lease never reads keys and values of other tokens: stateful tests of all operations of a lease.
 
 A dict stands in for the KV slots. A forward pass writes into a slot the prefix that its keys and values depend on. The
 oracle is a list of all published prefixes, and a search of the whole tree for the longest common prefix. Copies are
 delayed as long as possible, and steps of several leases interleave. The process crashes, and the next one starts with
 the file of the host tier.
+
+Hypothesis runs the machine in short programs, which it can shrink. A random walk runs it for thousands of steps, and
+also corrupts the cache's bookkeeping, which is then repaired.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -26,12 +32,12 @@ from hypothesis.stateful import (
 )
 
 from banyan.radix_cache.cache import Cache, Lease
-from banyan.radix_cache.check import check
+from banyan.radix_cache.check import Corrupt, check
 from banyan.radix_cache.hints import KVHint
 from banyan.radix_cache.host_tier import Move
-from banyan.radix_cache.node import Node
 from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.policy import POLICIES
+from banyan.radix_cache.quarantine import quarantine
 
 Tokens = tuple[int, ...]
 Slots = dict[tuple[int, int], tuple[bytes, Tokens] | None]  # (page, slot): the prefix that was computed into it
@@ -81,6 +87,7 @@ class Machine(RuleBasedStateMachine):
         self.home = TemporaryDirectory(prefix="banyan-")  # removed with the state machine
         self.path = Path(self.home.name) / "kv" if has_file and n_host else None
         self.host: Slots = {}  # survives the process if there is a file
+        self.totals: Counter[str] = Counter()  # statistics of the processes that have ended
         self.prompts = [tokens_from_bits(trunk, min(n * self.page + 2, n_pages * self.page))]
         self.start_process()
         self.start(b"", self.prompts[0], len(self.prompts[0]))
@@ -111,6 +118,8 @@ class Machine(RuleBasedStateMachine):
 
     def start(self, namespace: bytes, tokens: Tokens, limit: int) -> None:
         cache, is_single, is_corrupted = self.cache, not self.running, self.is_corrupted
+        if is_single:
+            cache.readmit()
         longest = self.longest(namespace, tokens)
         n_before = cache.stats().n_evicted_pages
         lease = cache.open(encode(tokens), namespace, limit, priority=len(tokens) % 3)
@@ -253,7 +262,7 @@ class Machine(RuleBasedStateMachine):
                 assert after.evicted.get(reason) == before.evicted.get(reason), "prefetch evicts no held page"
             assert after.n_leased == before.n_leased
             again = hint.prefetch()
-            assert again == n_tokens or (again < n_tokens and is_corrupted)
+            assert again == n_tokens or is_corrupted, "a dropped page may uncover another branch"
             self.note_evictions()
             return
         before = self.cache.stats()
@@ -318,19 +327,48 @@ class Machine(RuleBasedStateMachine):
 
     def restart(self) -> None:
         assert self.file is not None
+        self.totals.update({name: n for name, n in self.cache.stats()._asdict().items() if isinstance(n, int)})
         self.file.close()
         self.start_process()
         assert self.file is not None
+        self.totals["restored"] += self.cache.stats().n_host_cached
         for namespace, root in self.cache.tree.roots.items():
-            stack: list[Node] = list(root.children.values())
-            while stack:
-                node = stack.pop()
+            for node in self.cache.tree.subtree(root)[1:]:
                 ids = decode(node.path)
                 for i in range(node.start, node.end):
                     page = node.host[(i - node.start) // self.page]
                     if self.file.is_sound(page):
                         assert self.host[page, i % self.page] == (namespace, ids[: i + 1]), "wrong KV in the file"
-                stack += node.children.values()
+
+    def damage(self, i: int, kind: int) -> None:
+        """Corrupts the bookkeeping: `check` finds it, and `quarantine` withdraws the pages in doubt."""
+        cache = self.cache
+        nodes = [node for root in cache.tree.roots.values() for node in cache.tree.subtree(root) if node.pages]
+        if not nodes:
+            return
+        node = nodes[i % len(nodes)]
+        match kind:
+            case 0:
+                cache.pool.free.append(node.pages[0])
+            case 1:
+                node.pages.pop()
+            case 2:
+                node.n_locks += 1
+            case 3:
+                node.start += 1
+            case 4 if cache.pool.free:
+                cache.pool.free.pop()
+            case _ if node.n_locks or node.n_holds:
+                node.n_holds += 1
+            case _:
+                node.prev = node.next = node
+        with pytest.raises(Corrupt):
+            check(cache)
+        ended = quarantine(cache)
+        self.running = [request for request in self.running if request.lease not in ended]
+        self.published.clear()
+        self.totals["withdrawn"] += len(cache.quarantined)
+        self.totals["ended"] += len(ended)
 
     # ---- the engine ------------------------------------------------------------------------------------------------
 
@@ -398,22 +436,11 @@ class Machine(RuleBasedStateMachine):
 
     # ---- the oracle ------------------------------------------------------------------------------------------------
 
-    def stored_paths(self, namespace: bytes) -> list[bytes]:
-        """The token ids of every path in the tree."""
-        paths: list[bytes] = []
-
-        def walk(node: Node, ids: bytes) -> None:
-            paths.append(ids + node.key)
-            for child in node.children.values():
-                walk(child, ids + node.key)
-
-        if root := self.cache.tree.roots.get(namespace):
-            walk(root, b"")
-        return paths
-
     def longest(self, namespace: bytes, tokens: Tokens) -> int:
         ids, best = encode(tokens), 0
-        for path in self.stored_paths(namespace):
+        root = self.cache.tree.roots.get(namespace)
+        for node in self.cache.tree.subtree(root) if root else ():
+            path = node.path
             while 4 * best < len(ids) and path.startswith(ids[: 4 * best + 4]):
                 best += 1
         return best
@@ -474,3 +501,72 @@ LONG = settings(SHORT, max_examples=1000, stateful_step_count=60)
 def test_lease_never_reads_wrong_kv(page: int, enabled: bool, length: settings) -> None:
     machine = type("Machine", (Machine,), {"page": page, "enabled": enabled})
     run_state_machine_as_test(machine, settings=length)
+
+
+# ---- the random walk -----------------------------------------------------------------------------------------------
+
+
+def walk(seed: int, n_steps: int) -> Counter[str]:
+    """Runs the machine for many steps. Returns the statistics of all its processes."""
+    rng = Random(seed)
+    n, m = rng.randrange, Machine()
+    m.initialize_machine(60, rng.getrandbits(70), 4, rng.choice(sorted(POLICIES)), 48, has_file=True)
+
+    def bits() -> int:
+        return rng.getrandbits(70)
+
+    def open_lease() -> None:
+        if len(m.running) < 6:
+            m.open(n(99), n(99), bits(), n(1, 12), 1, n(2))
+
+    def change_hint() -> None:
+        if len(m.handles) < 6:
+            m.handle(n(99), n(99), n(2))
+        m.change_hint(n(99), rng.choice(("expect", "expect", "pin", "release", "drop", "prefetch")), n(20))
+
+    def step() -> None:
+        m.step(rng.sample(range(6), 6), [n(20) * (n(10) < 7) for _ in range(6)], bits(), bits())
+
+    def fork() -> None:
+        if len(m.running) < 6:
+            m.fork(n(99))
+
+    with_request: dict[Callable[[], None], int] = {
+        step: 24,
+        lambda: m.publish_late(n(99)): 8,
+        lambda: m.close(n(99), n(10) < 6): 8,
+        fork: 4,
+        lambda: m.retract(n(99)): 4,
+        lambda: m.draft(n(99), n(1, 12)): 4,
+    }
+    without = {
+        open_lease: 8,
+        change_hint: 8,
+        lambda: m.tick(1): 8,
+        lambda: m.evict(n(1, 6)): 4,
+        lambda: m.crash(n(20), n(2) == 0, n(150)): 0.3,
+        m.end: 0.15,
+        lambda: m.damage(n(99), n(6)): 0.3,
+    }
+    for k in range(n_steps):
+        actions = without | (with_request if m.running else {})
+        rng.choices([*actions], [*actions.values()])[0]()
+        m.prompts = [prompt[:44] for prompt in m.prompts[-40:]]
+        assert m.cache.conserved()
+        if k % 17 == 0:
+            m.every_invariant_holds()
+            m.every_lease_reads_its_own_prefix()
+            m.published_prefixes_are_found()
+    m.end()
+    m.teardown()
+    return m.totals
+
+
+@pytest.mark.parametrize(
+    ("n_walks", "n_steps"), [(2, 3000), pytest.param(40, 25000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_random_walk_never_reads_wrong_kv(n_walks: int, n_steps: int) -> None:
+    totals = sum((walk(seed, n_steps) for seed in range(n_walks)), Counter[str]())
+    names = ("n_hit_tokens", "n_host_hit_tokens", "n_moved_out", "n_moved_in", "n_host_cached", "restored", "withdrawn")
+    for name in (*names, "ended"):
+        assert totals[name] > 0, f"the walk has no {name}"
