@@ -11,7 +11,6 @@ import pytest
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.digests import prefix_digests
 from banyan.radix_cache.events import CacheEvents, EventPage
-from banyan.radix_cache.node import Node
 from cache_support import ids, open_published
 from forms import short_form
 
@@ -25,19 +24,13 @@ def page_digests(prompt: bytes, namespace: bytes = b"") -> list[str]:
 
 def device_pages(cache: Cache) -> set[str]:
     """Digests of all full pages on the device, read from the tree."""
-    digests: set[str] = set()
-
-    def walk(node: Node, namespace: bytes) -> None:
-        if node.pages:
-            path_digests = page_digests(node.path, namespace)
-            digests.update(path_digests[node.start // PAGE :])
-            for child in node.children.values():
-                walk(child, namespace)
-
-    for namespace, root in cache.tree.roots.items():
-        for child in root.children.values():
-            walk(child, namespace)
-    return digests
+    return {
+        digest
+        for namespace, root in cache.tree.roots.items()
+        for node in cache.tree.subtree(root)
+        if node.pages
+        for digest in page_digests(node.path, namespace)[node.start // PAGE :]
+    }
 
 
 class Mirror:

@@ -1,4 +1,4 @@
-"""After each violation of an invariant, `quarantine` restores all invariants and keeps sound nodes."""
+"""`check` names each violated invariant. `quarantine` then restores all invariants and keeps sound nodes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.check import Corrupt, check
 from banyan.radix_cache.quarantine import quarantine
 from cache_support import ids, open_published
-from cache_violations import PROMPT, VIOLATIONS, Scene, free_cached_page
+from cache_violations import PROMPT, VIOLATIONS, Scene, free_cached_page, remove_free_page
 
 
-@pytest.mark.parametrize("violate", [violate for violate, _ in VIOLATIONS])
-def test_quarantine_restores_all_invariants(violate: Callable[[Scene], None]) -> None:
+@pytest.mark.parametrize(("violate", "message"), VIOLATIONS)
+def test_violation_is_named_and_all_invariants_restored(violate: Callable[[Scene], None], message: str) -> None:
     scene = Scene()
     cache = scene.cache
+    stats = cache.stats()
+    check(cache)
+    assert cache.stats() == stats, "a check changes nothing"
     violate(scene)
     before = set(cache.leases)
-    with pytest.raises(Corrupt):
+    with pytest.raises(Corrupt, match=message):
         check(cache)
     ended = quarantine(cache)  # calls `check` at its end
     assert {*ended, *cache.leases} == before
@@ -48,6 +51,13 @@ def use_until_empty(cache: Cache) -> None:
     cache.reset()
     check(cache)
     assert cache.stats().n_free == cache.n_pages
+
+
+def test_conserved_detects_a_lost_page() -> None:
+    scene = Scene()
+    assert scene.cache.conserved()
+    remove_free_page(scene)
+    assert not scene.cache.conserved()
 
 
 def test_quarantine_keeps_sound_nodes() -> None:

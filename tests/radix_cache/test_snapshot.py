@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from banyan.radix_cache.cache import Cache
-from banyan.radix_cache.node import Node
 from banyan.radix_cache.snapshot import MAX_NODES, N_IDS, NodeSnapshot, TreeSnapshot, snapshot
 from cache_support import ids, open_published
 from forms import in_short
@@ -23,14 +22,6 @@ def random_cache(seed: int, n: int = 40) -> Cache:
     for prompt in prompts:
         open_published(cache, prompt, b"ab"[rng.randrange(2) :][:1]).close()
     return cache
-
-
-def nodes_below(*roots: Node) -> list[Node]:
-    """The roots and all nodes below them."""
-    nodes = list(roots)
-    for node in nodes:
-        nodes += node.children.values()
-    return nodes
 
 
 def paths(tree: TreeSnapshot) -> Iterator[tuple[NodeSnapshot, list[int]]]:
@@ -47,7 +38,7 @@ def paths(tree: TreeSnapshot) -> Iterator[tuple[NodeSnapshot, list[int]]]:
 def test_shown_and_folded_nodes_are_the_whole_tree(seed: int, max_nodes: int) -> None:
     cache = random_cache(seed)
     tree = snapshot(cache, max_nodes)
-    assert len(tree.nodes) == min(max_nodes, len(nodes_below(*cache.tree.roots.values())))
+    assert len(tree.nodes) == min(max_nodes, cache.tree.n_nodes + len(cache.tree.roots))
     n_missing = sum(node.parent < 0 for node in tree.nodes) - tree.n_roots
     if not n_missing:
         n = sum(node.parent >= 0 for node in tree.nodes) + sum(node.n_folded for node in tree.nodes)
@@ -58,7 +49,7 @@ def test_shown_and_folded_nodes_are_the_whole_tree(seed: int, max_nodes: int) ->
         assert actual == {
             (root.namespace.hex(), *array("i", node.path).tolist())
             for root in cache.tree.roots.values()
-            for node in nodes_below(root)
+            for node in cache.tree.subtree(root)
         }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from array import array
 
 import pytest
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import Corrupt, check
 from banyan.radix_cache.quarantine import quarantine
+from cache_support import ids
 
 PAGE = 4
 
@@ -58,10 +58,6 @@ class Driver:
         lease.publish(text)
         lease.close()
         check(self.cache)
-
-
-def ids(*tokens: int) -> bytes:
-    return array("i", tokens).tobytes()
 
 
 TEXT = ids(*range(20))

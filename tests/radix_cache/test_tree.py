@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from contextlib import closing
+from itertools import chain
 
 import pytest
 
@@ -37,12 +38,7 @@ def state(cache: Cache) -> object:
 
 def eviction_order(cache: Cache) -> list[bytes]:
     """The keys of the unlocked nodes, in the order in which they are evicted."""
-    keys = []
-    for queue in cache.tree.queues:
-        node: Node = queue
-        while (node := node.next) is not queue:
-            keys.append(node.key)
-    return keys
+    return [node.key for node in chain.from_iterable(cache.tree.queues)]
 
 
 # ---- match ---------------------------------------------------------------------------------------------------------

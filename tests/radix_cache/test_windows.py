@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 
 import pytest
 
@@ -11,6 +10,7 @@ from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import Corrupt, check
 from banyan.radix_cache.quarantine import quarantine
 from banyan.radix_cache.windows import WindowPages
+from cache_support import ids
 from forms import short_form
 
 PAGE, WINDOW, AHEAD = 4, 10, 8
@@ -62,10 +62,6 @@ class Driver:
         lease.close()
         check(self.cache)
         return lease.n_cached
-
-
-def ids(*tokens: int) -> bytes:
-    return array("i", tokens).tobytes()
 
 
 TEXT = ids(*range(60))
