@@ -23,10 +23,9 @@ from report import Report, correct, parser
 
 from banyan.kernels.ops import ragged
 from banyan.runtime import config as configs
-from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build
-from banyan.runtime.engine.step_message import KVChanges, pack, receive, unpack
+from banyan.runtime.engine.step_message import StepMessage, batch_of, layout_of, pack, receive
 from banyan.runtime.model.pocket import path
 from banyan.runtime.protocol.wire import Run, Sampling
 
@@ -41,22 +40,20 @@ def message(n_requests: int, n_tokens: int, times: int) -> tuple[float, float, i
     pages = [range(i * per_request, (i + 1) * per_request) for i in range(n_requests)]
     batch = ragged([1] * n_requests, [n_tokens] * n_requests, pages, PAGE)
     ids = rows = torch.arange(n_requests)
-    changes, pool = KVChanges(), KVPool.__new__(KVPool)
     sends, reads, size = [], [], 0
     ours, theirs = socketpair()
     with ours, theirs:
         for _ in range(times):
             started = time.thread_time()
-            buffer = pack(changes.take(), batch, len(rows), (ids.numpy(), rows.numpy()))
-            ours.sendall(buffer.data)
+            data = pack(StepMessage([], layout_of(batch), len(rows), torch.cat([ids, rows]).numpy()))
+            ours.sendall(data)
             sent = time.thread_time()
-            reader = receive(theirs)
-            assert reader is not None
-            reader.apply(pool)
-            unpack(reader, torch.device("cpu"))
+            received = receive(theirs)
+            assert received is not None
+            batch_of(received.layout, torch.device("cpu"))
             sends.append(sent - started)
             reads.append(time.thread_time() - sent)
-            size = buffer.nbytes
+            size = len(data)
     return 1e6 * statistics.median(sends), 1e6 * statistics.median(reads), size
 
 

@@ -20,7 +20,7 @@ from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import use_threads
 from banyan.runtime.engine.process import end_with_parent, settle
 from banyan.runtime.engine.ranks import PoolSize, RankReport, RankStart, read, store
-from banyan.runtime.engine.step_message import receive, unpack
+from banyan.runtime.engine.step_message import batch_of, make, receive
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load
 from banyan.runtime.model.parallel import Shard
@@ -68,11 +68,15 @@ def main(fd: int) -> int:
 @torch.inference_mode()
 def run(peer: socket, model: load.Model, pool: KVPool, shard: Shard) -> None:
     """Compute each step that rank 0 computes, until rank 0 ends."""
-    while (reader := receive(peer)) is not None:
-        reader.apply(pool)
-        batch, n_rows, n_wanted, numbers = unpack(reader, pool.device)
-        if numbers is None:
-            numbers = shard.share(torch.empty(n_rows + n_wanted, dtype=torch.int64, device=pool.device))
+    while (message := receive(peer)) is not None:
+        make(message.changes, pool)
+        batch = batch_of(message.layout, pool.device)
+        n_rows = len(batch.slots)
+        if message.numbers is None:
+            empty = torch.empty(n_rows + message.n_wanted, dtype=torch.int64, device=pool.device)
+            numbers = shard.share(empty)
+        else:
+            numbers = torch.from_numpy(message.numbers)
         assert batch.position is not None
         model.forward(numbers[:n_rows], batch.position.long(), batch, pool.kv, numbers[n_rows:])
 

@@ -24,10 +24,10 @@ from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import Ragged
 from banyan.radix_cache.host_tier import Move
 from banyan.runtime.config import Config, KVDtype, ModelPlacement
+from banyan.runtime.engine import step_message
 from banyan.runtime.engine.cuda_graphs import Graphs
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import ModelRunner
-from banyan.runtime.engine.step_message import Ints, KVChanges, pack
 from banyan.runtime.errors import ConfigError, EngineLost, from_code
 from banyan.runtime.model import load
 from banyan.runtime.model.parallel import Shard
@@ -114,9 +114,10 @@ class Ranks:
             if report.code:
                 raise from_code(report.code, f"rank {rank}: {report.message}")
 
-    def send(self, buffer: Ints) -> None:
+    def send(self, message: step_message.StepMessage) -> None:
+        data = step_message.pack(message)
         for peer in self._peers:
-            peer.sendall(buffer.data)
+            peer.sendall(data)
 
     def give_up(self) -> None:
         """End this process after an error in a step, since the other ranks would wait for it forever."""
@@ -146,15 +147,18 @@ class ParallelRunner(ModelRunner):
 
     def __init__(self, ranks: Ranks, model: load.Model, store: KVPool, graphs: Graphs | None) -> None:
         super().__init__(model, store)
-        self._ranks, self._changes = ranks, KVChanges()
+        self._ranks = ranks
+        self._changes: list[step_message.KVChange] = []  # since the last step
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,
                 adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
         try:
-            numbers = () if ids.is_cuda else (ids.numpy(), rows.numpy())
-            self._ranks.send(pack(self._changes.take(), ragged, len(rows), numbers))
+            numbers = torch.cat([ids, rows])
+            known = None if ids.is_cuda else numbers.numpy()
+            self._ranks.send(step_message.StepMessage(self._changes, step_message.layout_of(ragged), len(rows), known))
+            self._changes = []
             if ids.is_cuda:
-                self.model.shard.share(torch.cat([ids, rows]))  # type: ignore[attr-defined]
+                self.model.shard.share(numbers)  # type: ignore[attr-defined]
             return super().forward(ids, positions, ragged, rows, adapted)
         except Exception:
             self._ranks.give_up()
@@ -162,15 +166,18 @@ class ParallelRunner(ModelRunner):
 
     def move(self, moves: Sequence[Move]) -> None:
         super().move(moves)
-        self._changes.move(moves)
+        if moves:
+            self._changes.append(step_message.MovePages(moves))
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         super().copy(copies)
-        self._changes.copy(copies)
+        if copies:
+            self._changes.append(step_message.CopyPages(copies))
 
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         super().copy_slots(paths)
-        self._changes.copy_slots(paths)
+        if paths:
+            self._changes.append(step_message.CopySlots(list(paths)))  # the scheduler clears its list
 
 
 def read(peer: socket, kind: type[T]) -> T | None:

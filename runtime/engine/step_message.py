@@ -1,17 +1,16 @@
-"""The message with which rank 0 describes a step to the other ranks: one buffer of int32, preceded by its length.
+"""The message with which rank 0 describes a step to the other ranks: msgpack, preceded by its length in 4 bytes.
 
-The buffer holds the changes to KV since the previous step, in their order, and the batch. On a CPU it also holds token
-ids and wanted rows. On a GPU the ids may be known to the device only, so both are broadcast between the devices.
+It has the changes to KV since the previous step, in their order, and the batch. On a CPU it also has token ids and
+wanted rows. On a GPU the ids may be known to the device only, so both are broadcast between the devices.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from itertools import islice
 from socket import MSG_WAITALL, socket
-from typing import NamedTuple, TypeAlias
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -21,134 +20,96 @@ from banyan.kernels.ops import Ragged
 from banyan.radix_cache.host_tier import Move
 from banyan.runtime.engine.kv_pool import KVPool
 
-Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"
-_MOVE, _COPY, _COPY_SLOTS, _END = range(4)
+
+class MovePages(msgspec.Struct, tag=True):
+    moves: Sequence[Move]
 
 
-class KVChanges:
-    """Changes to KV that the other ranks have to make too, in order."""
-
-    def __init__(self) -> None:
-        self._ints = array("i")
-
-    def move(self, moves: Sequence[Move]) -> None:
-        if moves:
-            self._add(_MOVE, [x for move in moves for x in (move.is_out, move.device, move.host)])
-
-    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        if copies:
-            self._add(_COPY, [x for copy in copies for x in copy])
-
-    def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
-        if paths:
-            self._add(_COPY_SLOTS, [x for path in paths for x in (len(path[0]), *path[0], *path[1])])
-
-    def _add(self, kind: int, ints: list[int]) -> None:
-        self._ints.extend((kind, len(ints), *ints))
-
-    def take(self) -> Ints:
-        """Return all changes since the last call, packed as the first part of a step's buffer."""
-        ints, self._ints = self._ints, array("i")
-        ints.append(_END)
-        return np.frombuffer(ints, np.int32)
+class CopyPages(msgspec.Struct, tag=True):
+    copies: Sequence[tuple[int, int, int]]
 
 
-class Reader:
-    """Reads the buffer that describes a step, which rank 0 has sent. Each call continues where the last one ended."""
-
-    def __init__(self, ints: Ints) -> None:
-        self._ints, self._at = ints, 0
-
-    def take(self, n: int) -> Ints:
-        self._at += n
-        return self._ints[self._at - n : self._at]
-
-    def one(self) -> int:
-        return int(self.take(1)[0])
-
-    def apply(self, store: KVPool) -> None:
-        """Read the changes to KV, with which the buffer begins, and make them in `store`."""
-        while (kind := self.one()) != _END:
-            ints = self.take(self.one())
-            if kind == _MOVE:
-                store.move([Move(bool(is_out), device, host) for is_out, device, host in ints.reshape(-1, 3).tolist()])
-            elif kind == _COPY:
-                store.copy([(source, to, n) for source, to, n in ints.reshape(-1, 3).tolist()])
-            else:
-                left = iter(ints.tolist())
-                store.copy_slots([(list(islice(left, n)), list(islice(left, n))) for n in left])
+class CopySlots(msgspec.Struct, tag=True):
+    paths: Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
-class StepMessage(NamedTuple):
-    """The batch of a step, as another rank reads it. n_wanted: number of rows whose logits are needed. numbers: the
+KVChange = MovePages | CopyPages | CopySlots
+"""A call of the method of `KVPool` with this argument."""
+
+
+class BatchLayout(msgspec.Struct, array_like=True):
+    """The fields of `Ragged` from which another rank builds the batch on its device."""
+
+    host: HostTables
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    subtrees: tuple[Subtree, ...]
+    n_drafted: int
+    deterministic: bool
+    tail: BatchLayout | None
+    windowed: BatchLayout | None
+
+
+class StepMessage(msgspec.Struct, array_like=True):
+    """What another rank needs to know about a step. n_wanted: number of rows whose logits are needed. numbers: the
     token ids of all rows, then the indexes of the wanted rows, int64; None on a GPU, where they are broadcast between
     the devices instead."""
 
-    ragged: Ragged
-    n_rows: int
+    changes: Sequence[KVChange]
+    layout: BatchLayout
     n_wanted: int
-    numbers: torch.Tensor | None
+    numbers: np.ndarray | None
 
 
-def pack(changes: Ints, ragged: Ragged, n_wanted: int, numbers: Sequence[np.ndarray]) -> Ints:
-    """Make the buffer that describes a step to the other ranks. changes: see `KVChanges.take`. n_wanted: number of rows
-    whose logits are needed. numbers: the ids of all rows and the indexes of the wanted rows; () on a GPU, where they
-    are broadcast between the devices instead."""
-    parts = [changes, np.array((n_wanted, bool(numbers))), *_pack_ragged(ragged), *numbers]
-    n = sum(map(len, parts))
-    return np.concatenate([np.array((n,)), *parts], dtype=np.int32, casting="same_kind")
-
-
-def _pack_ragged(ragged: Ragged) -> list[np.ndarray]:
-    host, tail = ragged.host, ragged.tail
-    assert host is not None
-    shared = [x for one in ragged.subtrees for x in (one.n_keys, len(one.requests), *one.requests)]
-    sizes = (
-        len(host.kv_len), host.page_table.shape[1], len(host.slots), len(shared), host.ancestors is not None,
-        ragged.n_drafted, ragged.deterministic, tail is not None, ragged.windowed is not None,
+def layout_of(ragged: Ragged) -> BatchLayout:
+    assert ragged.host is not None
+    tail, windowed = (None if more is None else layout_of(more) for more in (ragged.tail, ragged.windowed))
+    return BatchLayout(
+        ragged.host, ragged.q_lens, ragged.kv_lens, ragged.subtrees, ragged.n_drafted, ragged.deterministic, tail,
+        windowed,
     )  # fmt: skip
-    parts = [np.array(sizes), host.q_start, host.kv_len, host.page_table.ravel(), host.slots, host.position]
-    if host.ancestors is not None:
-        parts.append(host.ancestors.view(np.int32))
-    if shared:
-        parts.append(np.array(shared))
-    for more in (tail, ragged.windowed):
-        parts += [] if more is None else _pack_ragged(more)
-    return parts
 
 
-def unpack(reader: Reader, device: torch.device) -> StepMessage:
-    """Read the batch from a buffer whose changes to KV have been read. device: where the batch's tensors go."""
-    n_wanted, has_numbers = reader.take(2).tolist()
-    ragged = _unpack_ragged(reader, device)
-    n_rows = len(ragged.slots)
-    numbers = torch.from_numpy(reader.take(n_rows + n_wanted).astype(np.int64)) if has_numbers else None
-    return StepMessage(ragged, n_rows, n_wanted, numbers)
+def batch_of(layout: BatchLayout, device: torch.device) -> Ragged:
+    """The batch that `layout_of` was given, with its tensors on `device`."""
+    host, q_lens, kv_lens, subtrees, n_drafted, deterministic, *more = msgspec.structs.astuple(layout)
+    tail, windowed = (None if each is None else batch_of(each, device) for each in more)
+    batch = from_host(host, q_lens, kv_lens, subtrees, n_drafted, deterministic, tail, device)
+    return batch._replace(windowed=windowed)
 
 
-def _unpack_ragged(reader: Reader, device: torch.device) -> Ragged:
-    n, width, n_rows, n_shared, has_trees, n_drafted, deterministic, *has = reader.take(9).tolist()
-    q_start, kv_len, table = reader.take(n + 1), reader.take(n), reader.take(n * width).reshape(n, width)
-    slots, position = reader.take(n_rows).astype(np.int64), reader.take(n_rows)
-    ancestors = reader.take(2 * n_rows).copy().view(np.int64) if has_trees else None  # a copy is aligned
-    subtrees, shared = list[Subtree](), iter(reader.take(n_shared).tolist())
-    for n_keys in shared:
-        subtrees.append(Subtree(tuple(next(shared) for _ in range(next(shared))), n_keys))
-    tail, windowed = (_unpack_ragged(reader, device) if there else None for there in has)
-    tables = HostTables(q_start, kv_len, table, slots, position, ancestors)
-    q_lens = tuple(np.diff(q_start).tolist())
-    whole = from_host(
-        tables, q_lens, tuple(kv_len.tolist()), tuple(subtrees), n_drafted, bool(deterministic), tail, device
-    )
-    return whole._replace(windowed=windowed)
+def make(changes: Sequence[KVChange], store: KVPool) -> None:
+    """Make the changes to KV in `store`, in their order."""
+    for change in changes:
+        match change:
+            case MovePages(moves):
+                store.move(moves)
+            case CopyPages(copies):
+                store.copy(copies)
+            case CopySlots(paths):
+                store.copy_slots(paths)
 
 
-def receive(peer: socket) -> Reader | None:
-    """Receive the buffer that describes the next step from rank 0. Returns None if rank 0 has ended."""
-    length = np.empty(1, np.int32)
-    if peer.recv_into(length.data.cast("B"), 0, MSG_WAITALL) < length.nbytes:
-        return None
-    ints = np.empty(int(length[0]), np.int32)
-    if peer.recv_into(ints.data.cast("B"), 0, MSG_WAITALL) < ints.nbytes:
-        return None
-    return Reader(ints)
+def _encode_array(array: np.ndarray) -> tuple[str, tuple[int, ...], memoryview]:
+    return array.dtype.str, array.shape, array.data
+
+
+def _decode_array(_: type, encoded: tuple[str, list[int], bytes]) -> Any:
+    dtype, shape, data = encoded
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)  # writable, as torch wants it
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_decoder = msgspec.msgpack.Decoder(StepMessage, dec_hook=_decode_array)
+
+
+def pack(message: StepMessage) -> bytes:
+    data = _encoder.encode(message)
+    return len(data).to_bytes(4, "little") + data
+
+
+def receive(peer: socket) -> StepMessage | None:
+    """Receive the next step from rank 0. Returns None if rank 0 has ended."""
+    n = int.from_bytes(peer.recv(4, MSG_WAITALL), "little")
+    data = peer.recv(n, MSG_WAITALL) if n else b""
+    return _decoder.decode(data) if len(data) == n > 0 else None

@@ -24,11 +24,11 @@ from banyan.runtime import config as configs
 from banyan.runtime import launch
 from banyan.runtime.client import client
 from banyan.runtime.config import Config, Resolved
-from banyan.runtime.engine import rank, ranks
+from banyan.runtime.engine import rank, ranks, step_message
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.ranks import ParallelRunner, PoolSize, Ranks
-from banyan.runtime.engine.step_message import KVChanges, Reader, pack, receive, unpack
+from banyan.runtime.engine.step_message import CopyPages, CopySlots, KVChange, MovePages, StepMessage, layout_of
 from banyan.runtime.errors import ConfigError, EngineLost, OutOfMemory
 from banyan.runtime.model import load
 from banyan.runtime.model.parallel import Shard
@@ -60,26 +60,19 @@ BATCHES: dict[str, Ragged] = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_another_rank_reads_the_batch_that_was_sent(name: str) -> None:
     batch = BATCHES[name]
-    n_rows = len(batch.slots)
-    ids, rows = torch.arange(n_rows) * 3, torch.tensor([0, n_rows - 1])
+    numbers = torch.arange(len(batch.slots) + 2)
     ours, theirs = socketpair()
     with ours, theirs:
-        ours.sendall(pack(KVChanges().take(), batch, 2, (ids.numpy(), rows.numpy())).data)
-        reader = receive(theirs)
-        assert reader is not None
-        reader.apply(KVPool.__new__(KVPool))  # nothing to change
-        message = unpack(reader, CPU)
-        assert equal(message.ragged, batch)
-        assert message.numbers is not None
-        assert torch.equal(message.numbers, torch.cat([ids, rows]))
+        for known in (numbers.numpy(), None):  # on a GPU, the numbers are shared on the device
+            ours.sendall(step_message.pack(StepMessage([], layout_of(batch), 2, known)))
+            message = step_message.receive(theirs)
+            assert message is not None
+            assert equal(step_message.batch_of(message.layout, CPU), batch)
+            assert message.n_wanted == 2
+            assert (message.numbers is None) == (known is None)
+            assert known is None or (message.numbers == known).all()
         ours.close()
-        assert receive(theirs) is None, "rank 0 has ended"
-
-
-def test_without_numbers_they_are_shared_on_the_device() -> None:
-    reader = Reader(pack(KVChanges().take(), BATCHES["decodes"], 2, ())[1:])
-    reader.apply(KVPool.__new__(KVPool))
-    assert unpack(reader, CPU)[1:] == (2, 2, None)
+        assert step_message.receive(theirs) is None, "rank 0 has ended"
 
 
 class Recorder:
@@ -98,25 +91,26 @@ class Recorder:
         self.made.append(("copy_slots", *args))
 
 
-def changes_of(buffer: Any) -> list[Any]:
-    recorder: Any = Recorder()
-    Reader(buffer).apply(recorder)
-    return list(recorder.made)
-
-
 def test_changes_to_kv_arrive_in_order() -> None:
-    changes = KVChanges()
-    expected: list[Any] = [
+    changes: list[KVChange] = [
+        CopyPages([(1, 2, 16), (3, 4, 5)]),
+        MovePages([Move(True, 7, 0), Move(False, 8, 1, b"label")]),
+        CopySlots([([1, 2], [3, 4]), ([9], [8])]),
+        CopySlots([([4], [5])]),
+    ]
+    ours, theirs = socketpair()
+    with ours, theirs:
+        ours.sendall(step_message.pack(StepMessage(changes, layout_of(BATCHES["decodes"]), 2, None)))
+        message = step_message.receive(theirs)
+    recorder: Any = Recorder()
+    assert message is not None
+    step_message.make(message.changes, recorder)
+    assert recorder.made == [
         ("copy", [(1, 2, 16), (3, 4, 5)]),
-        ("move", [Move(True, 7, 0), Move(False, 8, 1)]),
+        ("move", [Move(True, 7, 0), Move(False, 8, 1, b"label")]),
         ("copy_slots", [([1, 2], [3, 4]), ([9], [8])]),
         ("copy_slots", [([4], [5])]),
     ]
-    for name, value in expected:
-        getattr(changes, name)(value)
-    changes.copy([])
-    assert changes_of(changes.take()) == expected
-    assert changes_of(changes.take()) == [], "each change is taken once"
 
 
 class Thread:
@@ -126,7 +120,7 @@ class Thread:
         store = dist.HashStore()  # type: ignore[attr-defined]
         self.shard = Shard(0, 2, config.deterministic)
         self.model = load.load(path, shard=self.shard, deterministic=config.deterministic)
-        self.changes: set[str] = set()
+        self.changes: set[type] = set()
         self._socket, theirs = socketpair()
 
         def run() -> None:
@@ -142,9 +136,9 @@ class Thread:
         self._thread.start()
         self.shard.connect(store, CPU)
 
-    def send(self, buffer: Any) -> None:
-        self.changes.update(name for name, _ in changes_of(buffer[1:]))
-        self._socket.sendall(buffer.data)
+    def send(self, message: StepMessage) -> None:
+        self.changes.update(map(type, message.changes))
+        self._socket.sendall(step_message.pack(message))
 
     def give_up(self) -> None:
         pytest.fail("a step failed")
@@ -154,7 +148,7 @@ class Thread:
         self._thread.join()
 
 
-Engines = Callable[..., tuple[EngineLoop, set[str]]]
+Engines = Callable[..., tuple[EngineLoop, set[type]]]
 
 
 @pytest.fixture
@@ -165,7 +159,7 @@ def engines(tiny_model: Callable[..., Path]) -> Iterator[Engines]:
 
     def make(
         tp: int, n_pages: int = 256, n_host: int = 0, n_window_pages: int = 0, **options: Any
-    ) -> tuple[EngineLoop, set[str]]:
+    ) -> tuple[EngineLoop, set[type]]:
         config = configs.make(tp=tp, **options)
         resolved = Resolved(
             device="cpu",
@@ -219,7 +213,7 @@ def test_outputs_with_two_ranks_are_those_of_one(
     """Prompts share part of a page, which is copied. Drafts that branch move slots, in pages of windowed layers too.
     Where there are few pages, they move to the host and back. The second round starts with the KV of the first."""
     sampling = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
-    outputs, changes = [], set[str]()
+    outputs, changes = [], set[type]()
     for tp in (1, 2):
         e, changes = engines(tp, **options)
         e.warm_up()
@@ -228,8 +222,8 @@ def test_outputs_with_two_ranks_are_those_of_one(
         rounds = [fake.drive(e, fake.forked_runs(8, sampling), check=True) for _ in range(2)]
         outputs.append([{rid: output.ids for rid, output in done.items()} for done in rounds])
     assert outputs[0] == outputs[1]
-    expected = {"copy": True, "copy_slots": "tree" in options["speculate"], "move": "n_host" in options}
-    assert changes == {name for name, is_expected in expected.items() if is_expected}
+    expected = {CopyPages: True, CopySlots: "tree" in options["speculate"], MovePages: "n_host" in options}
+    assert changes == {kind for kind, is_expected in expected.items() if is_expected}
 
 
 @pytest.mark.parametrize(("options", "message"), [
