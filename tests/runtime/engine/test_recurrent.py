@@ -169,16 +169,7 @@ def test_any_forks_evictions_and_retractions(lfm2: Tiny, seed: int, monkeypatch:
     rng = random.Random(seed)
     e = lfm2.engine(rng.randint(2, 9), n_pages=rng.randint(8, 14), n_host=rng.choice([0, 12]), page=8,
                     step_tokens=rng.choice([5, 16, 64]), max_running=4)  # fmt: skip
-    texts = [text(12, seed)]
-    for _ in range(8):
-        for _ in range(rng.randint(1, 3)):
-            old = rng.choice(texts)
-            new = old[: rng.randint(1, len(old))] + text(rng.randint(0, 12), rng.randrange(10**6))
-            texts.append(new[:50])
-        lfm2.run(e, rng.choices(texts, k=rng.randint(1, 4)))
-        texts += [(old + lfm2.expected(old))[:50] for old in rng.choices(texts, k=1)]
-        e.cache.hints.evict(rng.choice([0, 0, 3]))
-        e.scheduler.check()
+    lfm2.run_random_forks(e, rng, n_tail=12, longest=50)
 
 
 def test_too_little_memory_for_states_is_named(lfm2: Tiny) -> None:

@@ -4,24 +4,21 @@ plain StreamingLLM, which keeps the first and the last tokens of a text and numb
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from engine_oracle import N_OUT, Tiny, computed, text
+from engine_oracle import N_OUT, Tiny, computed, text, two_branches
 from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels.native import build
 from banyan.kernels.ops import ragged
-from banyan.radix_cache.windows import WindowPages
-from banyan.runtime import config as configs
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.scheduling import scheduler
-from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.errors import Unsupported
 from banyan.runtime.model.load import load
 from forms import short_form
@@ -84,22 +81,13 @@ class TinyStream(Tiny):
         super().__init__(path, fake, lambda path: Streaming(reference(path)))
         self.model = load(path, max_context=CONTEXT, window=WINDOW, sinks=SINKS)
 
+    def engine(self, n_slots: int = 16, **options: Any) -> EngineLoop:
+        return super().engine(n_slots, **{"context": CONTEXT} | options)
+
 
 @pytest.fixture(scope="module")
 def own(tiny_model: Callable[..., Path], fake: ModuleType, reference: Callable[[Path], Any]) -> TinyStream:
     return TinyStream(tiny_model("llama"), fake, reference)
-
-
-def least(step_tokens: int, page: int) -> int:
-    """Pages that one request needs."""
-    ahead = configs.tokens_ahead(configs.make(step_tokens=step_tokens, page=page), "cpu")
-    return WindowPages.need(WINDOW, ahead, page, SINKS)
-
-
-def engine(own: Tiny, n_more: int = 40, step_tokens: int = 16, page: int = 8, **options: Any) -> EngineLoop:
-    """An engine with n_more pages than one request needs."""
-    n_window = least(step_tokens, page) + n_more
-    return own.engine(n_window_pages=n_window, step_tokens=step_tokens, page=page, context=CONTEXT, **options)
 
 
 @pytest.mark.parametrize(
@@ -110,17 +98,10 @@ def engine(own: Tiny, n_more: int = 40, step_tokens: int = 16, page: int = 8, **
 def test_cold_warm_and_forked_are_those_of_streaming_llm(own: TinyStream, options: dict[str, Any]) -> None:
     if "deterministic" in options and build.library() is None:
         pytest.skip("deterministic needs a C++ compiler")
-    e = engine(own, **options)
+    e = own.windowed_engine(**options)
     root = text(90)
     prompts = [root, root + text(9, 1), root[:61] + text(25, 2), text(3, 3), text(22, 4)]
-    own.run(e, prompts)
-    before = computed(e)
-    own.run(e, prompts)
-    if "cache" not in options:
-        assert computed(e) - before == len(prompts) * N_OUT
-    e.cache.reset()
-    e.scheduler.check()
-    assert len(e.cache.window.free) == e.cache.window.n_slots
+    own.run_cold_and_warm(e, prompts)
 
 
 @pytest.mark.long
@@ -130,7 +111,7 @@ def test_a_text_goes_on_beyond_the_trained_context(own: TinyStream, is_fused: bo
     if not is_fused:
         own.model.__dict__["fused"] = None
     try:
-        e = engine(own, step_tokens=100)
+        e = own.windowed_engine(step_tokens=100)
         outputs = own.fake.drive(
             e, [own.fake.run(0, prompt, own.fake.Sampling(temperature=0.0, max_tokens=3))], check=True
         )
@@ -140,7 +121,7 @@ def test_a_text_goes_on_beyond_the_trained_context(own: TinyStream, is_fused: bo
 
 
 def test_running_request_keeps_its_sinks_and_its_window(own: TinyStream) -> None:
-    e = engine(own, 0)
+    e = own.windowed_engine(0)
     e.take(own.fake.run(0, text(400)))
     held, used = [], []
     while not e.scheduler.is_idle:
@@ -150,7 +131,7 @@ def test_running_request_keeps_its_sinks_and_its_window(own: TinyStream) -> None
         used.append(e.cache.stats().n_window_used)
         e.step()
     assert max(held) == 5, "4 tokens, and 20 of which the first may begin and the last end inside a page, in pages of 8"
-    assert max(used) <= least(16, 8) == 10
+    assert max(used) <= own.least_window_pages(16, 8) == 10
     assert e.model.store.n_window_pages == 10, "for 406 tokens, 51 pages"
 
 
@@ -174,7 +155,7 @@ def _logits(model: Any, n: int) -> Tensor:
 
 
 def test_evicted_pages_are_computed_again(own: TinyStream) -> None:
-    e = engine(own, 0)
+    e = own.windowed_engine(0)
     first = text(60)
     own.run(e, [first])
     for i in range(1, 5):
@@ -185,16 +166,10 @@ def test_evicted_pages_are_computed_again(own: TinyStream) -> None:
 
 
 def test_draft_trees_see_the_sinks(own: TinyStream) -> None:
-    e, prompt = engine(own, step_tokens=40), text(30)
+    e, prompt = own.windowed_engine(step_tokens=40), text(30)
     whole = prompt + own.expected(prompt, 12)
 
-    def script(right: int) -> Callable[[Request, int], Sequence[int]]:
-        """Right tokens at first, then others; two scripts make a tree whose branches lie side by side."""
-        return lambda request, n: [
-            token if i < right else token ^ 1 for i, token in enumerate(whole[request.n_total : request.n_total + n])
-        ]
-
-    own.fake.use_drafts(e, [script(1), script(5)])
+    own.fake.use_drafts(e, two_branches(whole))
     sampling = own.fake.Sampling(temperature=0.0, max_tokens=12)
     outputs = own.fake.drive(e, [own.fake.run(0, prompt, sampling)], check=True)
     assert outputs[0].ids == whole[30:]
@@ -205,17 +180,8 @@ def test_draft_trees_see_the_sinks(own: TinyStream) -> None:
 def test_any_forks_evictions_and_retractions(own: TinyStream, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     rng = random.Random(seed)
-    e = engine(own, rng.randint(0, 6), rng.choice([5, 16, 64]), rng.choice([2, 8]), n_pages=400, max_running=4)
-    texts = [text(12, seed)]
-    for _ in range(6):
-        for _ in range(rng.randint(1, 3)):
-            old = rng.choice(texts)
-            new = old[: rng.randint(1, len(old))] + text(rng.randint(0, 30), rng.randrange(10**6))
-            texts.append(new[:60])
-        own.run(e, rng.choices(texts, k=rng.randint(1, 4)))
-        texts += [(old + own.expected(old))[:60] for old in rng.choices(texts, k=1)]
-        e.cache.hints.evict(rng.choice([0, 0, 3]))
-        e.scheduler.check()
+    e = own.windowed_engine(rng.randint(0, 6), rng.choice([5, 16, 64]), rng.choice([2, 8]), n_pages=400, max_running=4)
+    own.run_random_forks(e, rng, n_rounds=6)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt2", "mixtral", "lfm2"])

@@ -4,19 +4,15 @@ drafted, evicted or retracted, the output is that of transformers."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from engine_oracle import N_OUT, Tiny, computed, text
+from engine_oracle import N_OUT, Tiny, computed, text, two_branches
 
-from banyan.radix_cache.windows import WindowPages
-from banyan.runtime import config as configs
-from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.scheduling import scheduler
-from banyan.runtime.engine.scheduling.request import Request
 from forms import in_short, short_form
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -36,20 +32,6 @@ def qwen2(tiny_model: Callable[..., Path], fake: ModuleType, reference: Callable
     return Tiny(tiny_model("qwen2", **MODELS["qwen2"]), fake, reference)
 
 
-def least(own: Tiny, step_tokens: int, page: int) -> int:
-    """Pages that one request needs."""
-    ahead = configs.tokens_ahead(configs.make(step_tokens=step_tokens, page=page), "cpu")
-    return WindowPages.need(own.model.spec.window, ahead, page)
-
-
-def engine(own: Tiny, n_more: int = 40, step_tokens: int = 16, page: int = 8, **options: Any) -> EngineLoop:
-    """An engine with n_more pages of windowed layers than one request needs."""
-    n_window = least(own, step_tokens, page) + n_more
-    e = own.engine(n_window_pages=n_window, step_tokens=step_tokens, page=page, **options)
-    assert e.cache.window is not None
-    return e
-
-
 @pytest.mark.parametrize(
     "options",
     in_short(
@@ -59,21 +41,14 @@ def engine(own: Tiny, n_more: int = 40, step_tokens: int = 16, page: int = 8, **
     ids=str,
 )
 def test_cold_warm_and_forked_are_equal(windowed: Tiny, options: dict[str, Any]) -> None:
-    e = engine(windowed, **options)
+    e = windowed.windowed_engine(**options)
     root = text(90)
     prompts = [root, root + text(9, 1), root[:61] + text(25, 2), text(17, 3), text(8, 4)]
-    windowed.run(e, prompts)
-    before = computed(e)
-    windowed.run(e, prompts)
-    if "cache" not in options:
-        assert computed(e) - before == len(prompts) * N_OUT
-    e.cache.reset()
-    e.scheduler.check()
-    assert len(e.cache.window.free) == e.cache.window.n_slots
+    windowed.run_cold_and_warm(e, prompts)
 
 
 def test_running_request_keeps_its_window(qwen2: Tiny) -> None:
-    e = engine(qwen2, context=512, n_pages=64)
+    e = qwen2.windowed_engine(context=512, n_pages=64)
     e.take(qwen2.fake.run(0, text(400)))
     full, windowed = [], []
     while not e.scheduler.is_idle:
@@ -88,19 +63,19 @@ def test_running_request_keeps_its_window(qwen2: Tiny) -> None:
 
 def test_retracted_requests_start_again(qwen2: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # admit whatever fits now
-    e = engine(qwen2, 0, step_tokens=40, page=4)
+    e = qwen2.windowed_engine(0, step_tokens=40, page=4)
     qwen2.run(e, [text(3, i) for i in range(17)])
     assert e.scheduler.counts["retractions"] > 0
 
 
 def test_few_pages_limit_what_runs_together(qwen2: Tiny) -> None:
-    e = engine(qwen2, 0, step_tokens=40, page=4)
+    e = qwen2.windowed_engine(0, step_tokens=40, page=4)
     qwen2.run(e, [text(3, i) for i in range(17)])
     assert e.scheduler.counts["retractions"] == 0
 
 
 def test_evicted_window_is_computed_again(qwen2: Tiny) -> None:
-    e = engine(qwen2, 0)
+    e = qwen2.windowed_engine(0)
     first = text(60)
     qwen2.run(e, [first])
     for i in range(1, 5):
@@ -112,16 +87,10 @@ def test_evicted_window_is_computed_again(qwen2: Tiny) -> None:
 
 
 def test_draft_trees_are_moved_in_both_kinds_of_pages(qwen2: Tiny) -> None:
-    e, prompt = engine(qwen2, step_tokens=40), text(30)
+    e, prompt = qwen2.windowed_engine(step_tokens=40), text(30)
     whole = prompt + qwen2.expected(prompt, 20)
 
-    def script(right: int) -> Callable[[Request, int], Sequence[int]]:
-        """Right tokens at first, then others; two scripts make a tree whose branches lie side by side."""
-        return lambda request, n: [
-            token if i < right else token ^ 1 for i, token in enumerate(whole[request.n_total : request.n_total + n])
-        ]
-
-    qwen2.fake.use_drafts(e, [script(1), script(5)])
+    qwen2.fake.use_drafts(e, two_branches(whole))
     moves: list[Any] = []
     copy_slots = e.model.copy_slots
     e.model.copy_slots = lambda paths: (moves.extend(paths), copy_slots(paths))  # type: ignore[method-assign]
@@ -136,15 +105,6 @@ def test_draft_trees_are_moved_in_both_kinds_of_pages(qwen2: Tiny) -> None:
 def test_any_forks_evictions_and_retractions(qwen2: Tiny, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     rng = random.Random(seed)
-    e = engine(qwen2, rng.randint(0, 6), rng.choice([5, 16, 64]), rng.choice([4, 8]), n_pages=rng.randint(20, 40),
-               max_running=4)  # fmt: skip
-    texts = [text(12, seed)]
-    for _ in range(8):
-        for _ in range(rng.randint(1, 3)):
-            old = rng.choice(texts)
-            new = old[: rng.randint(1, len(old))] + text(rng.randint(0, 30), rng.randrange(10**6))
-            texts.append(new[:60])
-        qwen2.run(e, rng.choices(texts, k=rng.randint(1, 4)))
-        texts += [(old + qwen2.expected(old))[:60] for old in rng.choices(texts, k=1)]
-        e.cache.hints.evict(rng.choice([0, 0, 3]))
-        e.scheduler.check()
+    sizes = rng.randint(0, 6), rng.choice([5, 16, 64]), rng.choice([4, 8])
+    e = qwen2.windowed_engine(*sizes, n_pages=rng.randint(20, 40), max_running=4)
+    qwen2.run_random_forks(e, rng)
