@@ -52,9 +52,6 @@ class AdmissionControl:
         self._shared_now: Counter[tuple[int, int]] = Counter()
         self._pause = FIRST_PAUSE
 
-    def __len__(self) -> int:
-        return len(self._by_rank)
-
     def start(self, request: Request, n_cached: int, now: float) -> None:
         """Record that the request starts to run. If it is the first one of its program, the program is admitted.
         Ignores a request without a program: no later request will continue its text. n_cached: how many of its tokens

@@ -26,9 +26,6 @@ class KVHintReceiver:
         self._n_bytes: dict[bytes, int] = {}  # by namespace
         self._sweep_at = 64  # with more hints than this, drop those that hold no page any more
 
-    def __len__(self) -> int:
-        return len(self._hints)
-
     @property
     def n_bytes(self) -> int:
         """Bytes of the prefixes of all hints."""

@@ -38,10 +38,9 @@ class Request(NamedTuple):
     def run(self, fake: ModuleType, rid: int) -> Run:
         ids = [*ROOTS[self.root][: self.n_root], *self.tail]
         more: dict[str, Any] = {"score_from": min(self.score_from, len(ids))} if self.score_from else {}
-        run = fake.run(rid, ids, self.sampling, seed=rid, stop_ids=fake.int32(self.stops), order=(rid % 3, rid), **more)
-        return (
-            run if not self.priority else Run(**{f: getattr(run, f) for f in run.__struct_fields__} | {"priority": 1})
-        )
+        more |= {"stop_ids": fake.int32(self.stops), "order": (rid % 3, rid), "priority": self.priority}
+        run: Run = fake.run(rid, ids, self.sampling, seed=rid, **more)
+        return run
 
 
 PATTERNS = st.lists(st.one_of(st.none(), TOKENS), min_size=1, max_size=12)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from banyan.kernels.kv_layout import Quantized, parts
 from banyan.radix_cache.host_tier import Move
-from banyan.runtime.config import Resolved, make
 from banyan.runtime.engine.kv_pool import KVPool, bytes_per_token
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.model.load import Model, load
@@ -29,12 +28,9 @@ def model() -> Model:
     return load("pocket")
 
 
-def engine(model: Model, n_pages: int = 256, n_host: int = 0, **options: object) -> EngineLoop:
-    resolved = Resolved(
-        device="cpu", dtype="float32", context=512, n_pages=n_pages, n_host=n_host, threads=1, decisions=()
-    )
-    config = make(**({"speculate": "off", "host_memory": "1GiB"} | options))
-    return EngineLoop(config, model, resolved, clock=lambda: 0.0, weights="w", stopwatch=lambda: 0.0)
+def engine(fake: ModuleType, model: Model, **options: object) -> EngineLoop:
+    sizes = {"context": 512, "weights": "w", "speculate": "off", "host_memory": "1GiB"}
+    return fake.engine(model, **(sizes | options))  # type: ignore[no-any-return]
 
 
 def prompts(vocab: int) -> list[list[int]]:
@@ -81,17 +77,17 @@ def test_outputs_do_not_depend_on_where_pages_come_from(
 ) -> None:
     """Quantisation is per token, so pages are identical cold, warm, chunked, from the host or from a file."""
     inputs = prompts(model.spec.vocab_size)
-    expected = generate(fake, engine(model, kv_dtype=kv, cache=False, host_memory="0", step_tokens=512), inputs)
-    warm = engine(model, kv_dtype=kv, step_tokens=7)
+    expected = generate(fake, engine(fake, model, kv_dtype=kv, cache=False, host_memory="0", step_tokens=512), inputs)
+    warm = engine(fake, model, kv_dtype=kv, step_tokens=7)
     assert [generate(fake, warm, [ids])[0] for ids in inputs] == expected
     assert generate(fake, warm, inputs) == expected
     options = {"kv_dtype": kv, "n_pages": 12, "n_host": 200, "host_file": str(tmp_path / "kv")}
-    small = engine(model, **options)
+    small = engine(fake, model, **options)
     for _ in range(2):
         assert [generate(fake, small, [ids])[0] for ids in inputs] == expected
     assert small.cache.stats().n_moved_in > 0
     small.close()
-    restarted = engine(model, **options)
+    restarted = engine(fake, model, **options)
     assert [generate(fake, restarted, [ids])[0] for ids in inputs] == expected
     assert restarted.cache.stats().n_host_hit_tokens > 0
     restarted.close()
@@ -101,7 +97,7 @@ def test_host_file_of_another_kv_dtype_is_ignored(fake: ModuleType, model: Model
     inputs = prompts(model.spec.vocab_size)
     options = {"n_pages": 12, "n_host": 200, "host_file": str(tmp_path / "kv")}
     for kv in ("int8", "fp8", "k8v4", "auto"):
-        e = engine(model, kv_dtype=kv, **options)
+        e = engine(fake, model, kv_dtype=kv, **options)
         generate(fake, e, inputs[:1])
         generate(fake, e, inputs[1:2])
         assert e.cache.stats().n_host_hit_tokens == 0
@@ -112,5 +108,5 @@ def test_host_file_of_another_kv_dtype_is_ignored(fake: ModuleType, model: Model
 def test_transformers_models_support_8_bit_kv(family: str, fake: ModuleType, tiny_model: object) -> None:
     model = load(tiny_model(family))  # type: ignore[operator]
     inputs = [ids[:40] for ids in prompts(model.spec.vocab_size)]
-    chunks = [generate(fake, engine(model, kv_dtype="int8", step_tokens=n), inputs) for n in (7, 512)]
+    chunks = [generate(fake, engine(fake, model, kv_dtype="int8", step_tokens=n), inputs) for n in (7, 512)]
     assert chunks[0] == chunks[1]

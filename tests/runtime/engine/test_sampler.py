@@ -136,13 +136,6 @@ def test_penalties_match_their_definition(fake: ModuleType) -> None:
     np.testing.assert_allclose(logits[0].numpy(), expected, atol=1e-6)
 
 
-def test_penalties_count_tokens_generated_before_a_replay(fake: ModuleType) -> None:
-    s = Sampling(temperature=0, frequency_penalty=1.0)
-    logits = torch.zeros(1, 8)
-    sampler.edit(logits, [request(fake, s, [3, 4, 4], n_done=2)])
-    assert logits[0].tolist() == [0, 0, 0, 0, -2, 0, 0, 0]
-
-
 def test_min_tokens_forbids_earlier_stop_ids(fake: ModuleType) -> None:
     stop = fake.int32([0, 1, 999])  # the last one is not in the vocabulary
     s = Sampling(temperature=0, min_tokens=2)

@@ -209,20 +209,6 @@ def test_aborted_drafting_requests_release_everything(fake: ModuleType, shape: s
     assert e.cache.stats().n_leased == 0
 
 
-def test_failed_step_fails_only_its_requests(fake: ModuleType) -> None:
-    model = fake.FakeModel()
-    e = fake.engine_with_drafts(greedy_script(fake), model)
-    outputs: dict[int, Any] = {}
-    e.take(fake.run(0, PROMPT))
-    forward = model.forward
-    model.forward = lambda *_: 1 / 0
-    fake.step(e, outputs)
-    model.forward = forward
-    assert "division" in outputs[0].failed.message
-    e.scheduler.check()
-    assert fake.drive(e, [fake.run(1, PROMPT)], check=True)[1].ids == fake.greedy(PROMPT, 8)
-
-
 def test_drafts_respect_the_step_token_budget(fake: ModuleType) -> None:
     model = fake.FakeModel()
     e = fake.engine_with_drafts(greedy_script(fake), model, step_tokens=16)

@@ -103,7 +103,7 @@ def test_program_that_ends_while_running_leaves_no_reservation() -> None:
     admission.start(r, 32, 0.0)
     admission.end_program(0, 0)
     admission.stop(r, 1.0)
-    assert len(admission) == 0
+    assert not admission._by_rank
     assert not admission._shared_now
     assert admission.has_room(request(1, 700), 700, 700, 2.0)
 

@@ -62,7 +62,7 @@ def test_held_prefix_stays_until_released(driver: Driver, limit: dict[str, float
     driver.engine.take(Release(1))
     driver.run(*OTHERS)
     assert driver.run(0) == [0]
-    assert len(driver.engine.kv_hints) == 0
+    assert len(driver.engine.kv_hints._hints) == 0
 
 
 def test_hold_expires_after_its_seconds(driver: Driver) -> None:
@@ -170,5 +170,5 @@ def test_holds_of_uncached_prefixes_are_dropped(driver: Driver) -> None:
     driver.run(0)
     for number in range(10_000):
         driver.engine.take(Hold(number, ids(number % 7), steps=5.0, namespace=b"" if number % 500 == 0 else b"other"))
-    assert len(driver.engine.kv_hints) < 200
+    assert len(driver.engine.kv_hints._hints) < 200
     driver.engine.scheduler.check()

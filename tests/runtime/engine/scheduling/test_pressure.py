@@ -107,19 +107,27 @@ def run_random_load(simulate: ModuleType, m: Any, requests: Any) -> None:
 
 
 @pytest.mark.parametrize("schedule", in_short(["dfs"], SCHEDULES))
-def test_plans_depend_only_on_messages_and_times(simulate: ModuleType, schedule: Schedule) -> None:
+def test_plans_depend_only_on_messages_and_times(
+    simulate: ModuleType, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
+
     def plans() -> list[Any]:
         rng, seen = random.Random(3), []
-        m = simulate.Machine(n_pages=60, page=4, step_tokens=64, max_running=8, schedule=schedule)
+        m = simulate.Machine(n_pages=24, page=4, step_tokens=64, max_running=8, schedule=schedule)
         m.on_step = lambda plan, step, seconds: seen.append(
-            ([(w.request.rid, w.n_new, w.draws) for w in plan.works], plan.copies, m.now)
+            ([(w.request.rid, *w[2:], tuple(w.lease.pages)) for w in plan.works], plan.copies, m.now)
         )
         for rid in range(120):
             tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
             order = run(simulate, rid, tokens, rng.randrange(30), client=rid % 3, order=(rid % 7,))
-            m.at(rng.random() * 20, lambda order=order: m.take(order))
+            m.at(5 * rng.random(), lambda order=order: m.take(order))
+            if rng.random() < 0.2:
+                abort = Abort(rng.randrange(120))
+                m.at(5 * rng.random(), lambda abort=abort: m.take(abort))
         m.run()
         assert m.scheduler.counts["requests"] == 120
+        assert m.scheduler.counts["retractions"] > 0
         return seen
 
     assert plans() == plans()

@@ -222,22 +222,14 @@ def test_every_fourth_start_is_the_longest_waiting_request(schedule: Schedule) -
     assert d.starts() == []
 
 
-def test_request_that_ends_while_it_is_set_aside_does_not_stop_ageing() -> None:
-    d = Driver("dfs")
-    ended, old = d.add(98, priority=-1), d.add(99, priority=-1)
-    d.queue.start_waits(0.0)
-    d.queue.set_aside(ended)
-    d.queue.remove(ended)
-    for k in range(20):
-        d.add(k)
-    assert d.starts(queue.PATIENCE + 1).index(old.rid) == queue.AGED_TURN - 1
-
-
-def test_request_that_stays_set_aside_does_not_stop_ageing() -> None:
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_request_that_is_set_aside_does_not_stop_ageing(has_ended: bool) -> None:
     d = Driver("dfs")
     parked, old = d.add(98, priority=-1), d.add(99, priority=-1)
     d.queue.start_waits(0.0)
     d.queue.set_aside(parked)
+    if has_ended:
+        d.queue.remove(parked)
     for k in range(20):
         d.add(k)
     assert d.starts(queue.PATIENCE + 1).index(old.rid) == queue.AGED_TURN - 1

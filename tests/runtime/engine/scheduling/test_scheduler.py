@@ -258,16 +258,6 @@ def test_stop_id_ends_the_output_and_is_excluded(fake: ModuleType) -> None:
     assert (outputs[0].finish.reason, outputs[0].finish.stop_id) == ("stop", stop)
 
 
-def test_min_tokens_suppresses_stop_ids(fake: ModuleType) -> None:
-    ids = prompts(1)[0]
-    stop = fake.greedy(ids, 1)
-    s = Sampling(temperature=0, max_tokens=8, min_tokens=3)
-    stop_ids = fake.int32([*stop, 70_000])  # a tokenizer may have more tokens than the model
-    outputs = fake.drive(fake.engine(), [fake.run(0, ids, s, stop_ids=stop_ids)])
-    assert stop[0] not in outputs[0].ids
-    assert len(outputs[0].ids) >= 3
-
-
 def test_context_length_ends_the_output(fake: ModuleType) -> None:
     ids = prompts(1)[0]
     outputs = fake.drive(fake.engine(context=48), [fake.run(0, ids)], check=True)
@@ -316,6 +306,24 @@ def test_scores_are_prompt_logprobs(fake: ModuleType, step_tokens: int, max_toke
         )
         expected = [row[t] - np.log(np.exp(row).sum()) for row, t in zip(logits, ids[first:], strict=True)]
         np.testing.assert_allclose(array("f", finish.scores), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("step_tokens", [7, 512])
+def test_scores_include_alternatives_only_if_requested(fake: ModuleType, step_tokens: int) -> None:
+    ids = prompts(1)[0]
+    plain = Sampling(max_tokens=1, temperature=0)
+    with_tops = Sampling(max_tokens=1, temperature=0, logprobs=True, top_logprobs=3)
+    runs = [fake.run(0, ids, with_tops, score_from=20), fake.run(1, ids, plain, score_from=20)]
+    outputs = fake.drive(fake.engine(step_tokens=step_tokens), runs, check=True)
+    finish, other = (outputs[rid].finish for rid in (0, 1))
+    assert other.tops == ()
+    assert [top.logprob for top in finish.tops] == array("f", finish.scores).tolist()
+    for n, top in enumerate(finish.tops, 20):
+        row = np.array(fake.logits_after(ids[:n]), np.float64)
+        row -= np.log(np.exp(row).sum())
+        best = np.argsort(-row)[:3]
+        assert array("i", top.top_ids).tolist() == best.tolist()
+        np.testing.assert_allclose(array("f", top.top_logprobs), row[best], atol=1e-5)
 
 
 def test_scores_after_a_replay_cover_only_the_prompt(fake: ModuleType) -> None:
@@ -399,7 +407,7 @@ def test_admission_forgets_a_program_that_ends_before_its_requests(fake: ModuleT
             fake.step(e, outputs)
         e.take(ProgramEnded(0, k))
         fake.drive(e, [], outputs)
-    assert len(e.scheduler.admission) == 0
+    assert not e.scheduler.admission._by_rank
     assert not e.scheduler.admission._shared_now
     assert not e.scheduler.waiting._programs
 
@@ -407,7 +415,7 @@ def test_admission_forgets_a_program_that_ends_before_its_requests(fake: ModuleT
 def test_admission_does_not_count_requests_of_no_program(fake: ModuleType) -> None:
     e = fake.engine()
     fake.drive(e, [fake.run(rid, [rid] * 20, client=rid, order=()) for rid in range(8)])
-    assert len(e.scheduler.admission) == 0
+    assert not e.scheduler.admission._by_rank
 
 
 def test_request_waiting_for_a_prefix_can_be_aborted(fake: ModuleType) -> None:
@@ -557,37 +565,6 @@ def test_nan_logits_fail_only_their_request(fake: ModuleType) -> None:
     outputs = fake.drive(e, [fake.run(rid, ids) for rid, ids in inputs.items()], check=True)
     assert "NaN" in outputs[1].failed.message
     assert_greedy(fake, outputs, {rid: inputs[rid] for rid in (0, 2)})
-
-
-# ---- plans ---------------------------------------------------------------------------------------------------------
-
-
-def test_equal_messages_give_equal_plans(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
-
-    def plans() -> list[Any]:
-        rng = random.Random(1)
-        inputs = prompts(40, shared=30)
-        e = fake.engine(page=4, n_pages=40, step_tokens=32, max_running=8)
-        plan, seen = e.scheduler.plan, []
-
-        def spy(now: float) -> Any:
-            planned = plan(now)
-            if planned is not None:
-                seen.append(([(w.request.rid, *w[2:], tuple(w.lease.pages)) for w in planned.works], planned.copies))
-            return planned
-
-        e.scheduler.plan = spy
-        for rid, ids in enumerate(inputs):
-            e.take(fake.run(rid, ids, Sampling(max_tokens=30, temperature=0), order=(rng.randrange(5),)))
-            if rng.random() < 0.2:
-                e.take(Abort(rng.randrange(40)))
-            e.step()
-        fake.drive(e, [])
-        assert e.scheduler.counts["retractions"] > 0
-        return seen
-
-    assert plans() == plans()
 
 
 def test_finish_reports_the_start_time(fake: ModuleType) -> None:

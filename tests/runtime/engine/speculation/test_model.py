@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -146,7 +147,7 @@ def test_draft_model_with_a_shorter_context_changes_no_output(
     fake: ModuleType, large: Model, tiny_model: Callable[..., Path]
 ) -> None:
     small = load(tiny_model("qwen3"), max_context=60)
-    small.spec = small.spec.__class__(**{**_fields(small.spec), "max_context": 50})
+    small.spec = msgspec.structs.replace(small.spec, max_context=50)
     plain = fake.drive(engine(large, None), fake.forked_runs(4, GREEDY))
     e = engine(large, small)
     fake.always_draft(e)
@@ -170,10 +171,6 @@ def test_draft_model_with_a_smaller_vocabulary_changes_no_output(
     assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
     assert all(output.finish.reason == "length" for output in drafted.values())
     assert e.drafting.stats()["drafted_model"] > 0
-
-
-def _fields(spec: Any) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in spec.__struct_fields__}
 
 
 def test_draft_model_with_another_tokenizer_is_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

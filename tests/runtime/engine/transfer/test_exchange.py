@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
 from banyan.radix_cache.check import check
+from banyan.runtime.config import KVDtype
+from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.engine.transfer.transport import Buffers, SharedMemory
 from banyan.runtime.protocol.wire import EndPull, Export, Exported, Hold, Ping, Pull, Pulled
@@ -57,8 +61,7 @@ class Pair:
     def begin_pull(self, exported: Exported, ids: list[int] = PROMPT, first: int = 0, **fields: Any) -> Pull:
         cut = self.fake.int32(ids[: exported.n_tokens])
         pull = Pull(exported.pull, cut, first, self.engines[0].exchange.kv, exported.places)
-        for name, value in fields.items():
-            pull = type(pull)(**{f: value if f == name else getattr(pull, f) for f in pull.__struct_fields__})
+        pull = msgspec.structs.replace(pull, **fields)
         self.engines[1].take(pull)
         return pull
 
@@ -214,10 +217,9 @@ def test_pages_of_another_format_are_refused_by_name(pair: Pair, field: str) -> 
     pair.run(0)
     kv = pair.engines[0].exchange.kv
     assert kv is not None
-    values = {name: getattr(kv, name) for name in kv.__struct_fields__}
-    old = values[field]
-    values[field] = b"others" if isinstance(old, bytes) else old * 2 if isinstance(old, int) else "others"
-    pair.begin_pull(pair.export(), kv=type(kv)(**values))
+    old = getattr(kv, field)
+    other = b"others" if isinstance(old, bytes) else old * 2 if isinstance(old, int) else "others"
+    pair.begin_pull(pair.export(), kv=msgspec.structs.replace(kv, **{field: other}))
     assert pair.pulled().why == f"the engines differ in {field}"
     pair.end()
     assert pair.run(1) == 0
@@ -375,41 +377,20 @@ def test_pull_that_ends_early_does_not_keep_the_engine_awake(fake: ModuleType) -
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "k8v4"])
-def test_scales_move_with_their_numbers(tiny_engine: Callable[..., Any], kv_dtype: str) -> None:
+def test_scales_move_with_their_numbers(fake: ModuleType, kv_dtype: KVDtype) -> None:
     """A page's numbers and scales are separate tensors; all of them arrive, and other pages stay."""
-    first, second = (tiny_engine(kv_dtype) for _ in range(2))
-    for e in (first, second):
-        for part in e._pools:
-            part.view(-1).copy_(_numbers(part))
-    memory = _numbers_bytes(first.export_bytes(3))
+    spec = msgspec.structs.replace(fake.FakeModel().spec, head_dim=16, n_layers=3)
+    first, second = (KVPool(spec, 8, 4, "cpu", kv_dtype=kv_dtype) for _ in range(2))
+    for pool in (first, second):
+        for part in pool._pools:
+            part.view(-1).copy_((torch.arange(part.numel()) % 97).to(part.dtype))
+    memory = torch.zeros(first.export_bytes(3), dtype=torch.uint8)
     first.export([5, 2, 7], memory, 0, 3)
     second.load([1, 4], memory, 0, 3)
     second.load([0], memory, 2, 3)
     for mine, theirs in zip(second._pools, first._pools, strict=True):
         assert mine[[1, 4, 0]].equal(theirs[[5, 2, 7]])
         assert mine[3].equal(theirs[3]), "the others stay"
-
-
-def _numbers(part: Any) -> Any:
-    import torch
-
-    return (torch.arange(part.numel()) % 97).to(part.dtype)
-
-
-def _numbers_bytes(n: int) -> Any:
-    import torch
-
-    return torch.zeros(n, dtype=torch.uint8)
-
-
-@pytest.fixture
-def tiny_engine(fake: ModuleType) -> Callable[..., Any]:
-    import msgspec
-
-    from banyan.runtime.engine.kv_pool import KVPool
-
-    spec = msgspec.structs.replace(fake.FakeModel().spec, head_dim=16, n_layers=3)
-    return lambda kv_dtype: KVPool(spec, 8, 4, "cpu", kv_dtype=kv_dtype)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))])
