@@ -136,7 +136,7 @@ class EngineLoop:
         self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states, window)
         drafter = None
         if draft_model is not None:
-            drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch, self._move_pages)
+            drafter = make_model_drafter(draft_model, self.model, self.stopwatch, self._move_pages)
         # In deterministic mode drafts do not branch: a branch's keys are in other slots, and summed in another order.
         self._chunk = model.spec.chunk if model.spec.chunk < resolved.context else 0
         # Nor do they branch if layers attend in chunks: the chunk of a branch's token does not follow from its slot.
@@ -523,8 +523,7 @@ class EngineLoop:
         """Record in the flight record which requests are in the steps in flight. If a step kills this process, the
         server reads there which requests may be the cause. It lists all steps in flight, because a fault on the device
         is noticed late."""
-        if self._flight is not None:
-            self._flight.note(LOOP, [work.request.rid for plan in self._in_flight for work in plan.works])
+        self._record(LOOP, [work.request.rid for plan in self._in_flight for work in plan.works])
 
     def _record(self, lane: int, rids: list[int]) -> None:
         if self._flight is not None:

@@ -107,27 +107,25 @@ def make_controller(
 
 
 def make_model_drafter(
-    draft: DraftModel, large: ModelRunner, page: int, stopwatch: Callable[[], float], move_pages: Callable[[], object]
+    draft: DraftModel, large: ModelRunner, stopwatch: Callable[[], float], move_pages: Callable[[], object]
 ) -> Drafter:
     """Make the drafter that runs `draft`. If `draft` is an EAGLE or Medusa head, the large model stores its hidden
-    states from now on. page: slots of a page. stopwatch: returns the time in seconds. move_pages: function that
-    executes the page moves between device and host memory that the cache has ordered."""
+    states from now on. stopwatch: returns the time in seconds. move_pages: function that executes the page moves
+    between device and host memory that the cache has ordered."""
     store, large_spec = large.store, large.model.spec
-    device = store.device.type
+    shared = store, large_spec.vocab_size, stopwatch
+    if isinstance(draft, EarlyExit):
+        return EarlyExitDrafter(move_pages, draft, store.kv[: draft.spec.n_layers], *shared)
     if isinstance(draft, heads.Eagle | heads.Medusa):
         assert isinstance(large.model, Decoder)
         features = store.keep_features(large_spec.hidden)
         large.model.features = FeatureStore(features) if isinstance(draft, heads.Medusa) else draft.store(features)
         if isinstance(draft, heads.Medusa):
             return MedusaDrafter(draft, features, stopwatch)
-        kv = KVPool(draft.spec, store.n_pages, page, device).kv
-        return EagleDrafter(draft, features, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
-    if isinstance(draft, EarlyExit):
-        kv = store.kv[: draft.spec.n_layers]
-        vocab_size = large_spec.vocab_size
-        return EarlyExitDrafter(move_pages, draft, kv, store.n_pages, page, vocab_size, device, stopwatch)
-    kv = KVPool(draft.spec, store.n_pages, page, device).kv
-    return ModelDrafter(draft, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
+    kv = KVPool(draft.spec, store.n_pages, store.page, store.device.type).kv
+    if isinstance(draft, heads.Eagle):
+        return EagleDrafter(features, draft, kv, *shared)
+    return ModelDrafter(draft, kv, *shared)
 
 
 def _vocabulary(directory: Path) -> dict[int, str]:

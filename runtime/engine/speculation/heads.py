@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
-from banyan.kernels.ops import Pool, Ragged
+from banyan.kernels.ops import Ragged
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.model import ModelDrafter
+from banyan.runtime.engine.speculation.model import ModelDrafter, is_computed
 from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.model import heads
 
@@ -28,15 +29,14 @@ class EagleDrafter(ModelDrafter):
     name = "eagle"
     keeps_tail = False
 
-    def __init__(self, head: heads.Eagle, features: Tensor, kv: Sequence[tuple[Pool, Pool]], n_pages: int, page: int,
-                 n_vocab: int, device: str, stopwatch: Callable[[], float]) -> None:  # fmt: skip
+    def __init__(self, features: Tensor, head: heads.Eagle, *arguments: Any) -> None:
         """features: the large model's hidden states, [n_slots, hidden]. For the other arguments see `ModelDrafter`."""
+        super().__init__(head, *arguments)
         self._head, self._features = head, features
         self._predicted = torch.zeros_like(features)
-        super().__init__(head, kv, n_pages, page, n_vocab, device, stopwatch)
 
     def can_draft(self, request: Request) -> bool:
-        return _has_features(request)
+        return is_computed(request)  # its hidden states are stored
 
     def _compute(self, ids: Tensor, shape: Ragged, last: Tensor, pages: Sequence[Sequence[int]],
                  n_texts: Sequence[int]) -> Tensor:  # fmt: skip
@@ -74,7 +74,7 @@ class MedusaDrafter(Drafter):
             self.cost.note(1, 0, self._stopwatch() - start)
 
     def can_draft(self, request: Request) -> bool:
-        return _has_features(request)
+        return is_computed(request)  # its hidden states are stored
 
     @torch.inference_mode()
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
@@ -93,9 +93,3 @@ class MedusaDrafter(Drafter):
 
     def end(self, request: Request) -> None:
         self._proposals.pop(request.rid, None)
-
-
-def _has_features(request: Request) -> bool:
-    """Whether the large model has stored the hidden states of all tokens but the last, which is not computed yet. False
-    if the request has only one token."""
-    return 0 < request.n_computed == request.n_total - 1

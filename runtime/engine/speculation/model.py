@@ -23,6 +23,7 @@ from torch import Tensor
 from banyan.kernels.attention.ragged import to_device
 from banyan.kernels.ops import Pool, Ragged, ragged
 from banyan.radix_cache.cache import Lease
+from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.sampler import choose
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, DraftPosition, PagesLost, Proposal
@@ -67,16 +68,16 @@ class ModelDrafter(Drafter):
     n_kinds = 2
     keeps_tail = True  # whether KV computed for an accepted draft token is valid for the text
 
-    def __init__(self, network: Model | heads.Eagle, kv: Sequence[tuple[Pool, Pool]], n_pages: int, page: int,
-                 n_vocab: int, device: str, stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """network: the small model. kv: its KV pools, which have as many pages as the large model's. n_pages, page:
-        number and size of these pages. n_vocab: the large model's vocabulary size; higher ids are not proposed.
-        stopwatch: returns the time in seconds, to measure passes."""
+    def __init__(self, network: Model | heads.Eagle, kv: Sequence[tuple[Pool, Pool]], store: KVPool, n_vocab: int,
+                 stopwatch: Callable[[], float]) -> None:  # fmt: skip
+        """network: the small model. kv: its KV pools, with as many pages and slots as `store`, the large model's.
+        n_vocab: the large model's vocabulary size; higher ids are not proposed. stopwatch: returns the time in seconds,
+        to measure passes."""
         self._network, self._kv, self._n_vocab, self._stopwatch = network, kv, n_vocab, stopwatch
-        self._device, self._page = torch.device(device), page
+        self._device, self._page = store.device, store.page
         # For each page: digest of the text up to the page's end; 0: the page is not complete.
-        self._digests = array("L", bytes(8 * n_pages))
-        self._writers = array("L", bytes(8 * n_pages))
+        self._digests = array("L", bytes(8 * store.n_pages))
+        self._writers = array("L", bytes(8 * store.n_pages))
         self._texts: dict[int, _DraftText] = {}
         self._n_writers = 0
         self.cost: Cost = Cost(8.0, 0.25, 0.25)
@@ -243,7 +244,7 @@ class EarlyExitDrafter(ModelDrafter):
         self._move_pages = move_pages
 
     def can_draft(self, request: Request) -> bool:
-        return 0 < request.n_computed == request.n_total - 1
+        return is_computed(request)
 
     def _n_valid(self, request: Request) -> int:
         self._texts.setdefault(request.rid, _DraftText())
@@ -258,6 +259,11 @@ class EarlyExitDrafter(ModelDrafter):
 
     def _record(self, turn: _DraftTurn) -> None:
         """Record nothing: the large model writes all KV that is kept."""
+
+
+def is_computed(request: Request) -> bool:
+    """Whether the large model has computed all tokens but the last. False if the request has only one token."""
+    return 0 < request.n_computed == request.n_total - 1
 
 
 def _proposals(draft: list[int], second_best: Sequence[int], n_vocab: int) -> list[Proposal]:
