@@ -16,7 +16,7 @@ from zlib import crc32
 
 import zmq
 
-from banyan.runtime.engine.transfer.transport import Buffer, ThreadRead, TransferFailed, TransferRead
+from banyan.runtime.engine.transfer.transport import Buffer, ThreadRead, TransferFailed, TransferRead, Transport
 
 CHUNK = 1 << 20
 AHEAD = 4
@@ -28,7 +28,7 @@ _HEARTBEAT_MS = 1000
 _LOST_MS = 5000  # a peer that does not answer for so long counts as gone
 
 
-class Chunks:
+class Chunks(Transport):
     """The transport over ZeroMQ. wake: an eventfd that becomes readable when a read has ended."""
 
     def __init__(self, host: str) -> None:
@@ -37,16 +37,10 @@ class Chunks:
         self._buffers: weakref.WeakValueDictionary[bytes, Buffer] = weakref.WeakValueDictionary()
         self._public, secret = zmq.curve_keypair()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.curve_secretkey, self._socket.curve_publickey, self._socket.curve_server = (
-            secret,
-            self._public,
-            True,
-        )
-        for option, value in (
-            (zmq.LINGER, 0), (zmq.MAXMSGSIZE, _HANDSHAKE), (zmq.RCVHWM, 4 * AHEAD), (zmq.SNDHWM, 4 * AHEAD),
-            (zmq.ROUTER_MANDATORY, 1), (zmq.IPV6, 1), (zmq.HANDSHAKE_IVL, _LOST_MS),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _LOST_MS),
-        ):  # fmt: skip
+        self._socket.curve_secretkey, self._socket.curve_publickey = secret, self._public
+        self._socket.curve_server = True
+        _configure(self._socket, _HANDSHAKE)
+        for option, value in (zmq.RCVHWM, 4 * AHEAD), (zmq.SNDHWM, 4 * AHEAD), (zmq.ROUTER_MANDATORY, 1):
             self._socket.setsockopt(option, value)
         self._port = self._socket.bind_to_random_port(f"tcp://{host}")
         self._host, self._is_closing = host, False
@@ -68,9 +62,6 @@ class Chunks:
         read = _ChunkRead(self._context, address, key.encode(), bytes.fromhex(name), int(number), n_bytes, self.wake)
         self._reads.add(read)
         return read
-
-    def trim(self) -> None:
-        """Nothing to free: the memory of a read is freed with the read."""
 
     def close(self) -> None:
         self._is_closing = True
@@ -110,6 +101,15 @@ class Chunks:
         return chunk if buffer.number == number else b""
 
 
+def _configure(socket: zmq.Socket[bytes], max_size: int) -> None:
+    """Set the options of both ends. max_size: bytes of a message from the peer."""
+    for option, value in (
+        (zmq.LINGER, 0), (zmq.MAXMSGSIZE, max_size), (zmq.IPV6, 1), (zmq.HANDSHAKE_IVL, _LOST_MS),
+        (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _LOST_MS),
+    ):  # fmt: skip
+        socket.setsockopt(option, value)
+
+
 class _ChunkRead(ThreadRead):
     """Reads another engine's buffer over ZeroMQ, in chunks of at most CHUNK bytes."""
 
@@ -128,11 +128,7 @@ class _ChunkRead(ThreadRead):
     def _fetch_over(self, socket: zmq.Socket[bytes]) -> None:
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
         socket.curve_serverkey = self._key
-        for option, value in (
-            (zmq.LINGER, 0), (zmq.MAXMSGSIZE, CHUNK + _HANDSHAKE), (zmq.IPV6, 1), (zmq.HANDSHAKE_IVL, _LOST_MS),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _LOST_MS),
-        ):  # fmt: skip
-            socket.setsockopt(option, value)
+        _configure(socket, CHUNK + _HANDSHAKE)
         socket.connect(f"tcp://{self._address}")
         n_bytes = len(self._memory)
         left = iter(range(0, n_bytes, CHUNK))

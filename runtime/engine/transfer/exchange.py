@@ -12,7 +12,8 @@ import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from typing import Literal, Protocol
+from itertools import chain
+from typing import Literal
 
 import msgspec
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.scheduling.scheduler import Scheduler
 from banyan.runtime.engine.transfer.chunks import Chunks
 from banyan.runtime.engine.transfer.nixl import Nixl
 from banyan.runtime.engine.transfer.transport import (
@@ -40,7 +42,6 @@ from banyan.runtime.protocol.wire import (
     KVFormat,
     Pull,
     Pulled,
-    Run,
     Sampling,
     Step,
 )
@@ -51,37 +52,37 @@ FIRST_RID = 1 << 62
 """The rids of requests that compute prefixes for exports start here. The server's own rids are lower."""
 
 
-class RunsRequests(Protocol):
-    """The part of the scheduler that a KVExchange uses."""
+class _Transfer:
+    """One side of a pull. until: the time at which the engine gives it up. memory: the buffer, while pages are copied.
+    pages: the pages to copy, of which n_done are copied."""
 
-    def take(self, order: Run | Abort) -> None: ...
-
-
-class _Exporting:
-    """A pull, in the engine that sends the pages. until: the time at which the engine gives it up. n_done: pages copied
-    so far. buffer: set while pages are copied, and until EndPull."""
-
-    def __init__(self, export: Export, until: float) -> None:
-        self.export, self.until = export, until
-        self.lease: Lease | None = None
-        self.buffer: Buffer | None = None
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.memory: Tensor | None = None
         self.pages: Sequence[int] = ()
-        self.memory: Tensor | None = None
-        self.n_tokens = self.n_done = 0
-        self.seconds = 0.0
-
-
-class _Importing:
-    """A pull, in the engine that receives the pages. pages: the pages to fill."""
-
-    def __init__(
-        self, pull: Pull, until: float, lease: Lease, read: TransferRead, pages: Sequence[int], first: int
-    ) -> None:
-        self.pull, self.until, self.lease, self.read = pull, until, lease, read
-        self.pages, self.first = pages, first  # the number of the first of `pages` in the buffer
-        self.memory: Tensor | None = None
         self.n_done = 0
         self.seconds = 0.0
+
+
+class _Exporting(_Transfer):
+    """A pull, in the engine that sends the pages. buffer: set while pages are copied, and until EndPull."""
+
+    def __init__(self, export: Export, until: float) -> None:
+        super().__init__(until)
+        self.export = export
+        self.lease: Lease | None = None
+        self.buffer: Buffer | None = None
+        self.n_tokens = 0
+
+
+class _Importing(_Transfer):
+    """A pull, in the engine that receives the pages. first: the number of the first of `pages` in the buffer."""
+
+    def __init__(self, pull: Pull, until: float, lease: Lease, read: TransferRead) -> None:
+        super().__init__(until)
+        self.pull, self.lease, self.read = pull, lease, read
+        self.pages = lease.pages[lease.n_cached // lease.cache.page :]
+        self.first = (lease.n_cached - pull.first) // lease.cache.page
 
 
 class KVExchange:
@@ -92,7 +93,7 @@ class KVExchange:
         self,
         cache: Cache,
         runner: ModelRunner,
-        scheduler: RunsRequests,
+        scheduler: Scheduler,
         kv: KVFormat | None,
         clock: Callable[[], float] = time.monotonic,
         host: str = "",
@@ -128,9 +129,7 @@ class KVExchange:
     @property
     def _copies(self) -> bool:
         """Whether a page can be copied now."""
-        return any(one.memory is not None for one in self._exporting.values()) or any(
-            one.memory is not None for one in self._importing.values()
-        )
+        return any(one.memory is not None for one in chain(self._exporting.values(), self._importing.values()))
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
@@ -181,19 +180,17 @@ class KVExchange:
     def _copy_stored(self, one: _Exporting) -> None:
         """Lease the longest stored prefix of the prompt, and start to copy its pages into a buffer. The export fails if
         this prefix does not reach beyond the token at which the export begins."""
-        run, page = one.export.run, self.cache.page
-        limit = min(self._n_whole(run.ids), one.export.first + self.buffers.room // self._page_bytes * page)
+        run, first, page = one.export.run, one.export.first, self.cache.page
+        limit = min(self._n_whole(run.ids), first + self.buffers.room // self._page_bytes * page)
         n = self.cache.n_usable(run.ids, run.namespace, limit)
         n -= n % page
-        if n <= one.export.first:
-            self._fail_export(one, f"only {n} tokens are stored, and the export begins at token {one.export.first}")
-            return
-        one.lease = lease = self.cache.open(run.ids[: 4 * n], run.namespace)
-        self.runner.move(self.cache.take_moves())  # some may come from host memory
-        n = lease.n_cached - lease.n_cached % page
-        one.pages, one.n_tokens = lease.pages[one.export.first // page : n // page], n
+        if n > first:
+            one.lease = lease = self.cache.open(run.ids[: 4 * n], run.namespace)
+            self.runner.move(self.cache.take_moves())  # some may come from host memory
+            n = lease.n_cached - lease.n_cached % page
+            one.pages, one.n_tokens = lease.pages[first // page : n // page], n
         if not one.pages:
-            self._fail_export(one, f"only {n} tokens are stored, and the export begins at token {one.export.first}")
+            self._fail_export(one, f"only {n} tokens are stored, and the export begins at token {first}")
             return
         one.buffer = self.buffers.take(self.runner.store.export_bytes(len(one.pages)))
         one.memory = _tensor(one.buffer.memory)
@@ -239,10 +236,7 @@ class KVExchange:
         except BaseException:
             lease.close()
             raise
-        first = lease.n_cached // page
-        self._importing[pull.pull] = _Importing(
-            pull, self._clock() + pull.seconds, lease, read, lease.pages[first:], first - pull.first // page
-        )
+        self._importing[pull.pull] = _Importing(pull, self._clock() + pull.seconds, lease, read)
 
     # ---- work ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +281,7 @@ class KVExchange:
         if one.n_done == len(one.pages):
             one.lease.close()
             one.lease = one.memory = None
-            places = tuple(filter(None, (way.describe(one.buffer) for way in self._transports)))
+            places = tuple(way.describe(one.buffer) for way in self._transports)
             self._reports.append(Exported(one.export.pull, one.n_tokens, places, one.seconds))
 
     def _import_piece(self, one: _Importing, n: int) -> None:

@@ -23,6 +23,7 @@ from banyan.runtime.engine.transfer.transport import (
     ThreadRead,
     TransferFailed,
     TransferRead,
+    Transport,
     head,
 )
 from banyan.runtime.errors import ConfigError
@@ -31,7 +32,7 @@ POLL = 0.0005
 """Seconds between two checks of a transfer's state."""
 
 
-class Nixl:
+class Nixl(Transport):
     """The transport over NIXL, NVIDIA's library for moving tensors. See the module."""
 
     def __init__(self, wake: int) -> None:

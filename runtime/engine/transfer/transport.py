@@ -17,7 +17,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 HEADER = 64
 """Bytes at the start of a buffer: its name and the number of its content."""
@@ -123,11 +122,12 @@ class Buffers:
             self._free.pop().close()
 
 
-class TransferRead(Protocol):
+class TransferRead:
     """One buffer of a peer that is being read."""
 
     def poll(self) -> memoryview | None:
         """Return the bytes, or None while they are on their way. TransferFailed: they will not arrive."""
+        raise NotImplementedError
 
     def confirm(self) -> None:
         """Check, after the bytes were used, that they were the exported ones. TransferFailed: they were overwritten
@@ -137,9 +137,9 @@ class TransferRead(Protocol):
         """Stop reading. Idempotent."""
 
 
-class ThreadRead:
-    """A TransferRead that copies a peer's buffer on a separate thread. Subclasses define `_fetch`, and `_release` if
-    the memory must be given back."""
+class ThreadRead(TransferRead):
+    """Copies a peer's buffer on a separate thread, so what arrives needs no confirmation. Subclasses define `_fetch`,
+    and `_release` if the memory must be given back."""
 
     def __init__(self, memory: memoryview, wake: int, name: str) -> None:
         """Start to read on a new thread. memory: where the bytes go. wake: an eventfd, to which the thread writes when
@@ -156,9 +156,6 @@ class ThreadRead:
         if self._error:  # set before _has_ended
             raise TransferFailed(self._error)
         return self._memory
-
-    def confirm(self) -> None:
-        """Nothing to check: what arrived is a copy, which was checked before its use."""
 
     def close(self) -> None:
         with self._lock:
@@ -186,20 +183,24 @@ class ThreadRead:
         """Give the memory back. Called once, after the read has both ended and been closed."""
 
 
-class Transport(Protocol):
+class Transport:
     """One way to move pages between engines."""
 
     def describe(self, buffer: Buffer) -> str:
-        """Where peers find the current content of a buffer; "": they cannot read it over this transport."""
+        """Where peers find the current content of a buffer."""
+        raise NotImplementedError
 
     def read(self, place: str, n_bytes: int) -> TransferRead | None:
         """Begin to read the content that a peer described as `place`. None: this transport cannot reach that place.
         TransferFailed: the content is gone."""
+        raise NotImplementedError
 
     def trim(self) -> None:
         """Free memory that has not been used for a long time."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop all reads, and free all memory."""
+        raise NotImplementedError
 
 
 def this_host() -> str:
@@ -213,7 +214,7 @@ def this_host() -> str:
         return secrets.token_hex(16)
 
 
-class SharedMemory:
+class SharedMemory(Transport):
     """The transport over memory of another process on the same host, found by process id and file descriptor. The
     memory has no name in a file system, so nothing is left behind, however its owner ends."""
 
@@ -239,11 +240,8 @@ class SharedMemory:
             mapped = self._maps[name][0]
         else:
             try:
-                own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    mapped = mmap.mmap(own, 0, prot=mmap.PROT_READ)
-                finally:
-                    os.close(own)
+                with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
+                    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             except (OSError, ValueError) as e:
                 raise TransferFailed(f"the memory of process {pid} cannot be read: {e}") from e
         self._maps[name] = mapped, self._clock()
@@ -260,9 +258,9 @@ class SharedMemory:
         self._maps.clear()
 
 
-class _MappedRead:
-    """A TransferRead of a buffer in another process on the same host. The buffer's memory is mapped into this process,
-    so its bytes are available at once, without a copy."""
+class _MappedRead(TransferRead):
+    """Reads a buffer in another process on the same host. Its memory is mapped into this process, so its bytes are
+    available at once, without a copy."""
 
     def __init__(self, mapped: mmap.mmap, head: bytes, n_bytes: int) -> None:
         self._map, self._head, self._n_bytes = mapped, head, n_bytes
@@ -274,6 +272,3 @@ class _MappedRead:
     def confirm(self) -> None:
         if self._map[: _HEAD.size] != self._head:
             raise TransferFailed("the buffer was filled with other pages meanwhile")
-
-    def close(self) -> None:
-        pass
