@@ -28,18 +28,12 @@ class EngineImage:
     """One image: its pixels until its rows are computed for the first time, then its embeddings."""
 
     def __init__(self, arrays: Mapping[str, Tensor]) -> None:
-        self._arrays = arrays
-        self._values: tuple[Tensor, ...] = ()
+        self.arrays = arrays
+        self.values: tuple[Tensor, ...] = ()
 
     @property
     def n_bytes(self) -> int:
-        return sum(one.nbytes for one in (*self._arrays.values(), *self._values))
-
-    def values(self, tower: Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """The image's embeddings, which `tower` (see `ImageTower`) computes at the first call."""
-        if not self._values:
-            self._values, self._arrays = tower(self._arrays), {}
-        return self._values
+        return sum(one.nbytes for one in (*self.arrays.values(), *self.values))
 
 
 class EngineImages:
@@ -91,15 +85,16 @@ class EngineImages:
         return self._images.get(digest)
 
     def _values(self, digest: bytes, image: EngineImage) -> tuple[Tensor, ...]:
-        assert self._tower is not None
-        before = image.n_bytes
-        values = image.values(self._tower)
-        if image.n_bytes != before:
+        """The image's embeddings, which the tower computes at the first call."""
+        if not image.values:
+            assert self._tower is not None
+            before = image.n_bytes
+            image.values, image.arrays = self._tower(image.arrays), {}
             self.n_encoded += 1
             if self._images.get(digest) is image:
                 self._n_bytes += image.n_bytes - before
                 self._evict()
-        return values
+        return image.values
 
     def inputs(self, works: Sequence[Work], ragged: Ragged) -> ImageInputs | None:
         """The image inputs of a step: embeddings for its rows of images, and positions for all of its rows. None if the
