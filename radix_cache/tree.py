@@ -40,10 +40,9 @@ class PagePool:
     A page has exactly one owner: this stack, a lease, or a node.
     """
 
-    __slots__ = ("free", "n_pages")
+    __slots__ = ("free",)
 
     def __init__(self, n_pages: int) -> None:
-        self.n_pages = n_pages
         self.free = list(range(n_pages))
 
     def take(self, n: int) -> list[int]:
@@ -83,12 +82,12 @@ class Tree:
     __slots__ = ("by_level", "dead", "listener", "n_evicted", "n_held", "n_nodes", "n_pages", "n_stored", "n_tokens",
                  "page", "policy", "pool", "queues", "roots", "second_tier", "states", "width")  # fmt: skip
 
-    def __init__(self, pool: PagePool, page: int, policy: Lru | None = None) -> None:
+    def __init__(self, pool: PagePool, page: int, policy: Lru) -> None:
         """page: slots per page."""
         self.pool = pool
         self.page = page
         self.width = 4 * page  # bytes of token ids per page
-        self.policy = policy or Lru(pool.n_pages)
+        self.policy = policy
         self.roots: dict[bytes, Root] = {}
         self.dead = EvictionQueue(DEAD, "dead")  # its is_open stays False, so `unlock` uses another queue
         self.by_level: dict[float, EvictionQueue] = {}

@@ -41,9 +41,8 @@ def n_cores(root: Path = _CGROUPS) -> int:
     allowed = len(os.sched_getaffinity(0))
     cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     for group in _groups("cpu", root):
-        quota = _words(group / "cpu.max")  # "max 100000" or "150000 100000", in microseconds
-        if not quota:
-            quota = _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
+        # "max 100000" or "150000 100000", in microseconds
+        quota = _words(group / "cpu.max") or _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
         if len(quota) == 2 and quota[0] not in ("max", "-1"):
             cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
     return max(1, cores)
@@ -106,14 +105,16 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _membership() -> list[str]:
-    try:
-        return Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
+    return _read(Path("/proc/self/cgroup")).splitlines()
 
 
 def _words(file: Path) -> list[str]:
+    return _read(file).split()
+
+
+def _read(file: Path) -> str:
+    """The text of a file; "" if it cannot be read."""
     try:
-        return file.read_text().split()
+        return file.read_text()
     except OSError:
-        return []
+        return ""

@@ -660,6 +660,7 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """Release a request. Forget its program if that has ended and this was its last request."""
+        del self.requests[request.rid]
         self._release(request)
         if self.waiting.unregister(request) and self.admission is not None:
             self.admission.end_program(request.run.client, request.serial)
@@ -669,7 +670,6 @@ class Scheduler:
         self._keep_last_state(request)
         self._release(request)
         request.n_computed = request.n_published = 0
-        self.requests[request.rid] = request
         self.waiting.add(request)
 
     def _keep_last_state(self, request: Request) -> None:
@@ -680,7 +680,6 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         """Take a request out of every list and close its lease. Called whenever a request ends or is retracted."""
-        del self.requests[request.rid]
         self._n_released += 1
         if request.lease is not None:
             if request.n_computed > request.n_published or request.lease.states:
