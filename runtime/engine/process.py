@@ -39,21 +39,9 @@ from banyan.runtime.malloc import MallocOption, mallopt
 from banyan.runtime.model import load, spec, weights
 from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.model.size import least_bytes, measure, tensors_of
+from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
-from banyan.runtime.protocol.wire import (
-    UNREADABLE,
-    Abort,
-    Ask,
-    EngineCommand,
-    EngineReport,
-    Failed,
-    Finish,
-    Notice,
-    Run,
-    Step,
-    encode,
-)
 
 PATIENCE = 2.0
 """Seconds of warming up a GPU after which a Notice says that kernels are compiled."""
@@ -91,11 +79,11 @@ def main(argv: list[str]) -> int:
             engine.run(link)
             engine.close()
         except BanyanError as e:
-            link.send([Failed(-1, 0, e.code, e.message)])
+            link.send([wire.Failed(-1, 0, e.code, e.message)])
             return 1
         except Exception as e:
             traceback.print_exc(file=sys.stderr)
-            link.send([Failed(-1, 0, "error", f"the engine ended: {e!r}")])
+            link.send([wire.Failed(-1, 0, "error", f"the engine ended: {e!r}")])
             return 1
         finally:
             link.close()
@@ -162,7 +150,7 @@ class _ToServer(logging.Handler):
         self._link = link
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._link.send([Notice(record.getMessage())])
+        self._link.send([wire.Notice(record.getMessage())])
 
 
 @contextlib.contextmanager
@@ -207,9 +195,10 @@ class ServerLink:
         if alive_fd is not None:
             self._poller.register(alive_fd, zmq.POLLIN)
         self._alive_fd = alive_fd
-        self._waiting: dict[int, dict[int, Run]] = {}  # client -> its requests; the client whose turn is next is first
+        # client -> its requests; the client whose turn is next is first
+        self._waiting: dict[int, dict[int, wire.Run]] = {}
 
-    def drain(self, block: bool) -> Iterator[EngineCommand]:
+    def drain(self, block: bool) -> Iterator[wire.EngineCommand]:
         """Yield messages of the server that have arrived. Yields first what is no request, and then new requests, one
         of each client in turn. So thousands of requests of one client delay neither other clients nor questions. A call
         yields at most _MAX_ORDERS of each kind, and stops after about _ORDERS_SECONDS of CPU time. With `block`, it
@@ -221,12 +210,12 @@ class ServerLink:
         end = math.inf if block else start + _ORDERS_SECONDS
         for order in self._receive() if self._socket in events else ():
             match order:
-                case Run():
+                case wire.Run():
                     self._waiting.setdefault(order.client, {})[order.rid] = order
-                case Abort(rid=rid) if any(runs.pop(rid, None) for runs in self._waiting.values()):
+                case wire.Abort(rid=rid) if any(runs.pop(rid, None) for runs in self._waiting.values()):
                     # The server, or its host, counts a request as running until its Finish.
-                    self.send([Step(finished=(Finish(rid, "abort"),))])
-                case Ask(what="unload_adapter"):  # after the requests that it concerns
+                    self.send([wire.Step(finished=(wire.Finish(rid, "abort"),))])
+                case wire.Ask(what="unload_adapter"):  # after the requests that it concerns
                     yield from self._take_turns()
                     yield order
                 case _:
@@ -238,7 +227,7 @@ class ServerLink:
             if time.thread_time() > end:
                 return
 
-    def _receive(self) -> Iterator[EngineCommand]:
+    def _receive(self) -> Iterator[wire.EngineCommand]:
         for _ in range(_MAX_ORDERS):
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
@@ -246,10 +235,10 @@ class ServerLink:
                 return
             try:
                 yield decode_command(data)
-            except UNREADABLE as e:
+            except wire.UNREADABLE as e:
                 print(f"banyan: ignored an unreadable order of {len(data)} bytes: {e}", file=sys.stderr, flush=True)
 
-    def _take_turns(self) -> Iterator[Run]:
+    def _take_turns(self) -> Iterator[wire.Run]:
         while self._waiting:
             client, runs = next(iter(self._waiting.items()))
             del self._waiting[client]
@@ -262,9 +251,9 @@ class ServerLink:
         """Let writes to this eventfd also end the wait of `drain`."""
         self._poller.register(fd, zmq.POLLIN)
 
-    def send(self, reports: Iterable[EngineReport]) -> None:
+    def send(self, reports: Iterable[wire.EngineReport]) -> None:
         for report in reports:
-            self._socket.send(encode(report))
+            self._socket.send(wire.encode(report))
 
     def close(self) -> None:
         self._socket.close()

@@ -32,19 +32,7 @@ from banyan.runtime.engine.transfer.transport import (
     TransferRead,
     Transport,
 )
-from banyan.runtime.protocol.wire import (
-    Abort,
-    EndPull,
-    EngineReport,
-    Export,
-    Exported,
-    Failed,
-    KVFormat,
-    Pull,
-    Pulled,
-    Sampling,
-    Step,
-)
+from banyan.runtime.protocol import wire
 
 PIECE = 4 << 20
 """Bytes of a piece. Copying a piece takes less than 1 ms."""
@@ -67,7 +55,7 @@ class _Transfer:
 class _Exporting(_Transfer):
     """A pull, in the engine that sends the pages. buffer: set while pages are copied, and until EndPull."""
 
-    def __init__(self, export: Export, until: float) -> None:
+    def __init__(self, export: wire.Export, until: float) -> None:
         super().__init__(until)
         self.export = export
         self.lease: Lease | None = None
@@ -78,7 +66,7 @@ class _Exporting(_Transfer):
 class _Importing(_Transfer):
     """A pull, in the engine that receives the pages. first: the number of the first of `pages` in the buffer."""
 
-    def __init__(self, pull: Pull, until: float, lease: Lease, read: TransferRead) -> None:
+    def __init__(self, pull: wire.Pull, until: float, lease: Lease, read: TransferRead) -> None:
         super().__init__(until)
         self.pull, self.lease, self.read = pull, lease, read
         self.pages = lease.pages[lease.n_cached // lease.cache.page :]
@@ -94,7 +82,7 @@ class KVExchange:
         cache: Cache,
         runner: ModelRunner,
         scheduler: Scheduler,
-        kv: KVFormat | None,
+        kv: wire.KVFormat | None,
         clock: Callable[[], float] = time.monotonic,
         host: str = "",
         adapters: Container[bytes] = (),
@@ -114,7 +102,7 @@ class KVExchange:
         self.buffers = Buffers(clock)
         self._exporting: dict[int, _Exporting] = {}
         self._importing: dict[int, _Importing] = {}
-        self._reports: list[EngineReport] = []
+        self._reports: list[wire.EngineReport] = []
 
     @property
     def is_active(self) -> bool:
@@ -133,22 +121,22 @@ class KVExchange:
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
-    def take(self, command: Export | Pull | EndPull) -> None:
+    def take(self, command: wire.Export | wire.Pull | wire.EndPull) -> None:
         match command:
-            case Export():
+            case wire.Export():
                 self._end_export(command.pull)
                 self._begin_export(command)
-            case Pull():
+            case wire.Pull():
                 self._end_import(command.pull)
                 try:
                     self._begin_import(command)
                 except TransferFailed as e:
-                    self._reports.append(Pulled(command.pull, why=str(e)))
-            case EndPull():
+                    self._reports.append(wire.Pulled(command.pull, why=str(e)))
+            case wire.EndPull():
                 self._end_export(command.pull)
                 self._end_import(command.pull)
 
-    def _begin_export(self, export: Export) -> None:
+    def _begin_export(self, export: wire.Export) -> None:
         one = self._exporting[export.pull] = _Exporting(export, self._clock() + export.seconds)
         if self.kv is None:
             self._fail_export(one, "this engine's pages cannot be moved to or from other engines")
@@ -166,7 +154,7 @@ class KVExchange:
             self._scheduler.take(
                 msgspec.structs.replace(
                     run, rid=FIRST_RID + export.pull, ids=run.ids[: 4 * n], images=images,
-                    sampling=Sampling(temperature=0.0, max_tokens=0), n_done=0, score_from=-1, order=(),
+                    sampling=wire.Sampling(temperature=0.0, max_tokens=0), n_done=0, score_from=-1, order=(),
                 )
             )  # fmt: skip
         else:
@@ -199,7 +187,7 @@ class KVExchange:
     def _page_bytes(self) -> int:
         return self.runner.store.export_bytes(1)
 
-    def _begin_import(self, pull: Pull) -> None:
+    def _begin_import(self, pull: wire.Pull) -> None:
         page, n = self.cache.page, len(pull.ids) // 4
         if self.kv is None:
             raise TransferFailed("this engine's pages cannot be moved to or from other engines")
@@ -212,7 +200,7 @@ class KVExchange:
         n_stored = self.cache.n_usable(pull.ids, pull.namespace, n)
         n_stored -= n_stored % page
         if n_stored == n:
-            self._reports.append(Pulled(pull.pull, n))
+            self._reports.append(wire.Pulled(pull.pull, n))
             return
         lease = self.cache.open(pull.ids, pull.namespace, n_stored)
         try:
@@ -240,7 +228,7 @@ class KVExchange:
 
     # ---- work ------------------------------------------------------------------------------------------------------
 
-    def work(self, until: float) -> Iterable[EngineReport]:
+    def work(self, until: float) -> Iterable[wire.EngineReport]:
         """Copy pages until nothing is left to copy or the clock has reached `until`, but at least one piece (PIECE
         bytes) of each pull. Ends pulls that took too long. Returns the reports for the server."""
         now = self._clock()
@@ -282,7 +270,7 @@ class KVExchange:
             one.lease.close()
             one.lease = one.memory = None
             places = tuple(way.describe(one.buffer) for way in self._transports)
-            self._reports.append(Exported(one.export.pull, one.n_tokens, places, one.seconds))
+            self._reports.append(wire.Exported(one.export.pull, one.n_tokens, places, one.seconds))
 
     def _import_piece(self, one: _Importing, n: int) -> None:
         if not one.lease.is_open:
@@ -303,11 +291,11 @@ class KVExchange:
         n_tokens = len(one.pull.ids) // 4
         one.lease.publish(one.pull.ids, is_query=False)
         self._end_import(one.pull.pull)
-        self._reports.append(Pulled(one.pull.pull, n_tokens, one.seconds))
+        self._reports.append(wire.Pulled(one.pull.pull, n_tokens, one.seconds))
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
-    def without_own(self, step: Step, failed: list[Failed]) -> Step:
+    def without_own(self, step: wire.Step, failed: list[wire.Failed]) -> wire.Step:
         """Remove this exchange's own requests from a step's report and from `failed`. Such a request computes a prefix
         that another engine wants. If it has finished, the copy of its pages begins; if it has failed, the export fails.
         Returns the report without them."""
@@ -328,13 +316,13 @@ class KVExchange:
 
     def _fail_export(self, one: _Exporting, why: str) -> None:
         self._end_export(one.export.pull)
-        self._reports.append(Exported(one.export.pull, why=why))
+        self._reports.append(wire.Exported(one.export.pull, why=why))
 
     def _end_export(self, number: int) -> None:
         if (one := self._exporting.pop(number, None)) is None:
             return
         if one.export.compute and one.lease is None and one.buffer is None:
-            self._scheduler.take(Abort(FIRST_RID + number))
+            self._scheduler.take(wire.Abort(FIRST_RID + number))
         if one.lease is not None:
             one.lease.close()
         one.memory = None
@@ -343,7 +331,7 @@ class KVExchange:
 
     def _fail_import(self, one: _Importing, why: str) -> None:
         self._end_import(one.pull.pull)
-        self._reports.append(Pulled(one.pull.pull, why=why))
+        self._reports.append(wire.Pulled(one.pull.pull, why=why))
 
     def _end_import(self, number: int) -> None:
         if (one := self._importing.pop(number, None)) is not None:
