@@ -45,7 +45,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     step_kv_bytes: int  # KV that a decode step of `concurrent` full requests reads, if they share nothing
 
 
-def facts(
+def _facts(
     config: Config, spec: ModelSpec, placement: ModelPlacement, source: DraftSource | None, weight_bytes: int
 ) -> ModelFacts:
     """What `config.resolve` needs to know about a model (or one rank's part of it) and its draft model. weight_bytes:
@@ -79,15 +79,16 @@ def _n_fitting(config: Config, model: ModelFacts, placement: ModelPlacement, bud
 
 
 def fit(config: Config, hardware: Hardware, spec: ModelSpec, placement: ModelPlacement, source: DraftSource | None,
-        weight_bytes: int) -> Config:  # fmt: skip
-    """Replace kv_dtype "fit" in the configuration by "auto" if enough full contexts fit into memory, else by "int8"."""
-    if config.kv_dtype != "fit":
-        return config
-    plain = msgspec.structs.replace(config, kv_dtype="auto")
-    known = facts(plain, spec, placement, source, weight_bytes)
-    n_contexts = _n_fitting(plain, known, placement, configs.kv_budget(plain, hardware, known, placement))
-    is_enough = n_contexts >= min(config.max_running, configs.MOST_CONTEXTS)
-    return plain if is_enough else msgspec.structs.replace(config, kv_dtype="int8")
+        weight_bytes: int) -> tuple[Config, ModelFacts]:  # fmt: skip
+    """Replace kv_dtype "fit" in the configuration by "auto" if enough full contexts fit into memory, else by "int8".
+    Also returns what `config.resolve` needs to know about the model. weight_bytes: see `_facts`."""
+    if config.kv_dtype == "fit":
+        plain = msgspec.structs.replace(config, kv_dtype="auto")
+        known = _facts(plain, spec, placement, source, weight_bytes)
+        n_contexts = _n_fitting(plain, known, placement, configs.kv_budget(plain, hardware, known, placement))
+        is_enough = n_contexts >= min(config.max_running, configs.MOST_CONTEXTS)
+        config = plain if is_enough else msgspec.structs.replace(config, kv_dtype="int8")
+    return config, _facts(config, spec, placement, source, weight_bytes)
 
 
 def size(
@@ -126,8 +127,7 @@ def size(
     placement = configs.place(config, hardware, spec.name, spec.max_context, spec.dtype)
     shard = Shard(0, config.tp) if config.tp > 1 else None
     weights = weight_size(path, whole, *placement, config.deterministic, config.weight_dtype, shard)
-    config = fit(config, hardware, spec, placement, source, weights.n_bytes)
-    model_facts = facts(config, spec, placement, source, weights.n_bytes)
+    config, model_facts = fit(config, hardware, spec, placement, source, weights.n_bytes)
     budget = configs.kv_budget(config, hardware, model_facts, placement)
     n_window = configs.request_window_pages(config, model_facts, placement)
     longest = budget.n_pages // concurrent

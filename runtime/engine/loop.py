@@ -123,12 +123,11 @@ class EngineLoop:
         # transformers' own code may not be capturable, and a captured step does not cut attention into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
-        states = None
         if has_state:
-            store.states = states = claim_states(cast("HfModel", model), resolved, config.max_running)
+            store.states = claim_states(cast("HfModel", model), resolved, config.max_running)
         self.model = make_runner(model, store, graphs)
         self.adapters = LoadedAdapters(model.spec, self.device)
-        n_states = states.n_slots if states else 0
+        n_states = store.states.n_slots if store.states else 0
         window = None
         if n_window:
             n_ahead = tokens_ahead(config, resolved.device)

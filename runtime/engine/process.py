@@ -28,7 +28,7 @@ import zmq
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
-from banyan.runtime.engine.capacity import facts, fit
+from banyan.runtime.engine.capacity import fit
 from banyan.runtime.engine.hardware import probe, use_huge_pages
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.model_runner import ModelRunner
@@ -108,9 +108,8 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, 
     known = sharded(spec.windowed(spec.read_spec(path), config.window, configs.n_sinks(config)), config.tp)
     placement = configs.place(config, hardware, known.name, known.max_context, known.dtype)
     least = least_bytes(path, known, placement.dtype, config.weight_dtype)
-    early = fit(config, hardware, known, placement, source, least)
-    # raises if memory is too small, before anything is loaded
-    resolved = configs.resolve(early, hardware, facts(early, known, placement, source, least))
+    early, facts = fit(config, hardware, known, placement, source, least)
+    resolved = configs.resolve(early, hardware, facts)  # raises if memory is too small, before anything is loaded
     ranks = Ranks(config, placement, resolved.threads, str(path)) if config.tp > 1 else None
     shard = Shard(0, config.tp, config.deterministic) if ranks is not None else None
     with weights.bar(f"loading {config.model}") as progress:
@@ -123,8 +122,8 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, 
     known = msgspec.structs.replace(known, windows=model.spec.windows)  # more exact than config.json
     if resolved.device == "cpu":
         use_huge_pages(tensors_of(getattr(model, "module", model)))
-    config = fit(config, hardware, known, placement, source, n_bytes)
-    resolved = configs.resolve(config, hardware, facts(config, known, placement, source, n_bytes))
+    config, facts = fit(config, hardware, known, placement, source, n_bytes)
+    resolved = configs.resolve(config, hardware, facts)
     if ranks is not None and shard is not None:
         sizes = resolved.n_pages, resolved.n_host, config.page, config.kv_dtype, resolved.n_window_pages
         ranks.connect(shard, PoolSize(*sizes), resolved.device)

@@ -56,8 +56,7 @@ class Buffer:
 
     @property
     def head(self) -> bytes:
-        """The header at the start of the buffer, as it is now: its name, and the number that counts how often its
-        content was replaced."""
+        """The header at the start of the buffer, as it is now."""
         return self._map[: _HEAD.size]
 
     def reuse(self) -> None:
