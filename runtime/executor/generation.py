@@ -38,6 +38,7 @@ class Generation:
         self._usage, self._times = wire.TokenUsage(), wire.Times()  # over all attempts so far
         self._rounds: tuple[wire.TokenUsage, ...] = ()  # the usage of each attempt so far
         self._drafts: dict[str, tuple[int, int]] = {}  # over all attempts so far, as in wire.Sample
+        self._asked: GenOutcome | None = None  # about which the client was asked last
 
     def take(self, outcome: GenOutcome | BanyanError) -> NextStep:
         """Take the outcome of the current attempt, and return the next step. An outcome returned as the final one has
@@ -68,7 +69,7 @@ class Generation:
         raise NotImplementedError
 
     def _ask(self, outcome: GenOutcome, usage: wire.TokenUsage) -> wire.Called:
-        sample = outcome.samples[0]
+        self._asked, sample = outcome, outcome.samples[0]
         return wire.Called(
             0, 0, self.op.ref, self.round, outcome.calls, sample.text, usage, sample.finish_reason, outcome.scores
         )
@@ -86,18 +87,16 @@ class Retries(Generation):
             raise BadProgram("a gen with retries must have one sample, and no tools")
         super().__init__(op, prompt, order)
         self._n_retries = op.retries
-        self._outcome: GenOutcome | None = None
 
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
-        self._outcome = outcome
         return outcome if self.round >= self._n_retries else self._ask(outcome, usage)
 
     def answer(self, texts: tuple[str, ...]) -> NextStep:
-        assert self._outcome is not None
+        assert self._asked is not None
         if not texts:
-            return self._outcome
+            return self._asked
         prompt = self.prompt.copy()
-        prompt.append_output(self._outcome)
+        prompt.append_output(self._asked)
         for part in correction(self.prompt.role, texts):
             prompt.append_part(part)
         self.prompt = prompt
@@ -144,29 +143,27 @@ class ClientChoice(Generation):
     def __init__(self, op: wire.Select, prompt: Prompt, order: tuple[int, ...]) -> None:
         super().__init__(op, prompt, order)
         self._choices = op.choices
-        self._outcome: GenOutcome | None = None
 
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
         if outcome.scores is None:
             return Unsupported(
                 "a choices_method of your own needs the scores of the choices, which this backend does not return"
             )
-        self._outcome = outcome
         return self._ask(outcome, usage)
 
     def answer(self, texts: tuple[str, ...]) -> NextStep:
-        assert self._outcome is not None
-        assert self._outcome.scores is not None
+        assert self._asked is not None
+        assert self._asked.scores is not None
         if len(texts) != 1 or texts[0] not in self._choices:
             raise BadProgram(f"{' '.join(texts)[:200]!r} is not one of the choices")
-        scores = self._outcome.scores
+        scores = self._asked.scores
         chosen = self._choices.index(texts[0])
         weights = tuple(float(k == chosen) for k in range(len(self._choices)))
         tokens: Any = scores.tokens[chosen]
         if isinstance(tokens, msgspec.Raw):  # the server encodes large scores before they come here
             tokens = msgspec.msgpack.decode(tokens)
-        sample = replace(self._outcome.samples[0], text=texts[0], n_tokens=len(tokens))
-        return self._outcome._replace(samples=(sample,), pieces=(), scores=replace(scores, weights=weights))
+        sample = replace(self._asked.samples[0], text=texts[0], n_tokens=len(tokens))
+        return self._asked._replace(samples=(sample,), pieces=(), scores=replace(scores, weights=weights))
 
 
 def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> Generation:

@@ -73,22 +73,13 @@ class Bench:
         ids = self.ids(PROMPT) + self.ids(done)
         return Run(rid, packed(ids), sampling, packed(stops), n_done=len(self.ids(done)), **fields)
 
-    def drive(
-        self, e: EngineLoop, *runs: Run, until: Callable[[dict[int, Output]], bool] | None = None
-    ) -> dict[int, Output]:
-        """Step until all runs have ended or `until` is true."""
+    def drive(self, e: EngineLoop, *runs: Run) -> dict[int, Output]:
+        """Step until all runs have ended."""
         outputs: dict[int, Output] = {}
         for run in runs:
             outputs[run.rid] = Output()
             e.take(run)
-        self.step_until(
-            e,
-            outputs,
-            lambda: (
-                all(output.finish or output.error for output in outputs.values())
-                or (until is not None and until(outputs))
-            ),
-        )
+        self.step_until(e, outputs, lambda: all(output.finish or output.error for output in outputs.values()))
         e.scheduler.check()
         return outputs
 
