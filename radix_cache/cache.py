@@ -27,7 +27,6 @@ Not thread-safe: one loop owns a cache. The cache has no clock; ages are the ord
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 from banyan.radix_cache.events import CacheEvents
 from banyan.radix_cache.hints import KVHint, KVHints
@@ -258,7 +257,7 @@ class Cache:
         self.events: CacheEvents | None = None  # until `listen` is called
         self.tally = Tally()
         self.leases: dict[Lease, None] = {}  # open leases, in the order in which they were opened
-        self.in_flight: InFlight[Any] = InFlight()
+        self.in_flight = InFlight()
         self._n_leased = 0  # pages that leases own
         self.quarantined: set[int] = set()  # pages withdrawn from use; see quarantine.py
         self.n_mended = 0

@@ -12,27 +12,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import Any
 
 from banyan.radix_cache.node import n_common
 
-Owner = TypeVar("Owner")
 
-
-class InFlight(Generic[Owner]):
+class InFlight:
     """Prompts and the owners that compute them. Owners are hashable; each has at most one claim."""
 
     __slots__ = ("_claims", "_n_claimed", "_prompts")
 
     def __init__(self) -> None:
-        self._prompts: list[tuple[bytes, bytes, int, Owner]] = []  # namespace, ids, number of the claim; sorted
-        self._claims: dict[Owner, tuple[bytes, bytes, int, Owner]] = {}
+        self._prompts: list[tuple[bytes, bytes, int, Any]] = []  # namespace, ids, number of the claim; sorted
+        self._claims: dict[Any, tuple[bytes, bytes, int, Any]] = {}
         self._n_claimed = 0
 
     def __len__(self) -> int:
         return len(self._claims)
 
-    def claim(self, owner: Owner, ids: bytes, namespace: bytes = b"") -> None:
+    def claim(self, owner: Any, ids: bytes, namespace: bytes = b"") -> None:
         """Records that `owner` starts to compute the prompt `ids`. Raises ValueError if `owner` already has a claim."""
         if owner in self._claims:
             raise ValueError(f"{owner!r} has a claim already")
@@ -40,12 +38,12 @@ class InFlight(Generic[Owner]):
         claim = self._claims[owner] = namespace, ids, self._n_claimed, owner
         insort(self._prompts, claim)
 
-    def release(self, owner: Owner) -> None:
+    def release(self, owner: Any) -> None:
         """Ends the claim of `owner`, if it has one."""
         if claim := self._claims.pop(owner, None):
             del self._prompts[bisect_left(self._prompts, claim)]
 
-    def find(self, ids: bytes, namespace: bytes = b"") -> tuple[Owner, int] | None:
+    def find(self, ids: bytes, namespace: bytes = b"") -> tuple[Any, int] | None:
         """Returns the owner that computes the longest prefix of `ids`, and the number of tokens in that prefix; None if
         no prompt shares a token with `ids`. Among equal prompts, the earliest claim is returned.
 

@@ -11,7 +11,7 @@ from cache_support import ids, n_shared
 
 
 def test_find_returns_the_claim_with_the_longest_common_prefix() -> None:
-    index: InFlight[str] = InFlight()
+    index = InFlight()
     index.claim("a", ids(1, 2, 3, 4))
     index.claim("b", ids(1, 2, 5))
     assert index.find(ids(1, 2, 3, 9)) == ("a", 3)
@@ -21,7 +21,7 @@ def test_find_returns_the_claim_with_the_longest_common_prefix() -> None:
 
 
 def test_find_agrees_with_a_linear_search() -> None:
-    rng, index = random.Random(0), InFlight[int]()
+    rng, index = random.Random(0), InFlight()
     claims: dict[int, tuple[int, ...]] = {}
     for step in range(500):
         if claims and rng.random() < 0.4:
@@ -43,7 +43,7 @@ def test_find_agrees_with_a_linear_search() -> None:
 
 
 def test_first_of_equal_claims_is_found() -> None:
-    index: InFlight[str] = InFlight()
+    index = InFlight()
     for owner in "abc":
         index.claim(owner, ids(1, 2))
     for owner in "abc":
@@ -53,7 +53,7 @@ def test_first_of_equal_claims_is_found() -> None:
 
 
 def test_second_claim_raises_and_second_release_does_nothing() -> None:
-    index: InFlight[str] = InFlight()
+    index = InFlight()
     index.claim("a", ids(1))
     with pytest.raises(ValueError, match="'a' has a claim already"):
         index.claim("a", ids(2))

@@ -288,6 +288,11 @@ def test_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 1 + 1 + 1 + 2 + 3
 
 
+@pytest.fixture(scope="module")
+def built(native: None) -> EngineLoop:
+    return build(configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1))
+
+
 @pytest.mark.parametrize(
     ("is_off", "what"),
     short_form(
@@ -299,11 +304,9 @@ def test_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     ),
 )
 def test_startup_check_detects_batch_dependent_logits(
-    native: None, monkeypatch: pytest.MonkeyPatch, is_off: Callable[..., bool], what: str
+    built: EngineLoop, monkeypatch: pytest.MonkeyPatch, is_off: Callable[..., bool], what: str
 ) -> None:
-    config = configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1)
-    e = build(config)
-    assert any("deterministic" in line and "drafts do not branch" in line for line in e.resolved.decisions)
+    assert any("deterministic" in line and "drafts do not branch" in line for line in built.resolved.decisions)
     plain = Layers.logits
 
     def slightly_off(self: Layers, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, wanted: Tensor,
@@ -313,13 +316,12 @@ def test_startup_check_detects_batch_dependent_logits(
 
     monkeypatch.setattr(Layers, "logits", slightly_off)
     with pytest.raises(ConfigError, match=f"{what} changed logits by up to"):
-        check_determinism(e.model, 300)
+        check_determinism(built.model, 300)
 
 
 @pytest.mark.parametrize("n", in_short([17], [1, 17, 47, 300]))
-def test_startup_check_supports_short_contexts(native: None, n: int) -> None:
-    e = build(configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1))
-    check_determinism(e.model, n)
+def test_startup_check_supports_short_contexts(built: EngineLoop, n: int) -> None:
+    check_determinism(built.model, n)
 
 
 def test_unsupported_deterministic_configurations_are_refused(tiny_model: Callable[..., Any], native: None) -> None:
