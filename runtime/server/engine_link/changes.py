@@ -21,7 +21,9 @@ from banyan.runtime.server.engine_link.questions import Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas, Then
 from banyan.runtime.server.engine_link.requests import EngineRequests
-from banyan.runtime.server.engine_link.roll import WeightsRoll
+
+LOADING = b"loading"
+"""The fingerprint of an engine whose weights are not known yet. It gets no requests."""
 
 
 class EngineChanges:
@@ -59,9 +61,9 @@ class EngineChanges:
         log: Callable[[Any, str], None],
     ) -> None:
         self._config, self._directory, self._replicas, self._requests = config, directory, replicas, requests
-        self._questions, self._ray, self._counts, self._n_on = questions, ray, counts, n_on
+        self._questions, self._ray, self._counts, self.n_on = questions, ray, counts, n_on
         self._start, self._on_sockets, self._find_weights = start, on_sockets, find_weights
-        self._on_weights, self._use_weights, self._offload, self._log = on_weights, use_weights, offload, log
+        self._on_weights, self.use_weights, self._offload, self._log = on_weights, use_weights, offload, log
         self._scaler = LoadScaler(config.min_replicas, config.max_replicas) if config.max_replicas else None
         self._awaited: deque[Then] = deque()  # callbacks of engines that have not joined yet
         self.roll: WeightsRoll | None = None
@@ -154,39 +156,41 @@ class EngineChanges:
     def _start_roll(self, directory: Path, then: Then) -> None:
         """Start to change all engines, one after the other, to the weights of the model in `directory`. then: called at
         the end, with "" or an error. ConfigError: the change is not possible now."""
-        before, model = self._replicas.model, str(directory)
-
-        def end(error: str) -> None:
-            self.roll = None
-            if error:
-                self._replicas.model = before or str(self._directory)
-            else:
-                self._directory = directory
-                self._on_weights(directory)
-            self._log("info", f"the weights are not changed: {error}" if error else f"all engines have {model}")
-            then(error)
-
-        def restart(replica: ReplicaProcess, model: str) -> None:
-            replica.link.model = model
-            self._questions.fail(replica.name, f"engine {replica.name} gets other weights")
-            self._start(replica)
-            self._questions.reload_adapters(replica)
-
-        def add(then: Then) -> ReplicaProcess:
-            if self._config.replicas == 0 or self._ray is not None:
-                raise ConfigError("the only engine is on another machine; let another one join first")
-            return self._add(then)
-
-        self._replicas.model = model
+        before = self._replicas.model
+        self._replicas.model = str(directory)
         try:
             self.roll = WeightsRoll(
-                self._replicas, self._requests, model, before or str(self._directory), end, restart=restart, add=add,
-                remove=self.remove, n_on=self._n_on, use_weights=self._use_weights,
-            )  # fmt: skip
+                self, self._replicas, self._requests, directory, before or str(self._directory), then
+            )
         except BaseException:
             self._replicas.model = before
             raise
-        self._log("info", f"the weights are being changed to {model}")
+        self._log("info", f"the weights are being changed to {self.roll.model}")
+
+    def end_roll(self, roll: WeightsRoll, error: str = "") -> None:
+        """End the change of weights. error: why it failed; "": all engines have the new weights."""
+        self.roll = None
+        if error:
+            self._replicas.model = roll.before
+            self._log("info", f"the weights are not changed: {error}")
+        else:
+            self._directory = roll.directory
+            self._on_weights(roll.directory)
+            self._log("info", f"all engines have {roll.model}")
+        roll.then(error)
+
+    def restart(self, replica: ReplicaProcess, model: str) -> None:
+        """Replace an engine by one that has other weights."""
+        replica.link.model = model
+        self._questions.fail(replica.name, f"engine {replica.name} gets other weights")
+        self._start(replica)
+        self._questions.reload_adapters(replica)
+
+    def add_for_roll(self) -> ReplicaProcess:
+        """Start one more engine, with the new weights. ConfigError: it cannot be started."""
+        if self._config.replicas == 0 or self._ray is not None:
+            raise ConfigError("the only engine is on another machine; let another one join first")
+        return self._add(lambda error: None)
 
     # ---- load ------------------------------------------------------------------------------------------------------
 
@@ -222,3 +226,114 @@ class EngineChanges:
                 self._end_drained()
         except BanyanError as e:
             then(e.message)
+
+
+class WeightsRoll:
+    """A change of weights while the server runs: its engines are replaced one at a time.
+
+    A program keeps the weights with which it began. New programs begin with the new weights as soon as an engine has
+    loaded them. So the last engine with the old weights stays until all programs that began with the old weights have
+    ended. If there is only one engine, a second one is added first.
+
+    directory, model  the directory of the new model
+    before            the model before the change
+    then              to be called at the end of the change, with "" or an error
+    starting          the engine that loads the new weights now; None: no engine loads, and the next one is being
+                      emptied
+    """
+
+    def __init__(
+        self,
+        changes: EngineChanges,
+        replicas: Replicas,
+        requests: EngineRequests,
+        directory: Path,
+        before: str,
+        then: Then,
+    ) -> None:
+        """Raises ConfigError if an engine is not ready or is being drained, or if a second engine is needed and cannot
+        be added."""
+        self._changes, self._replicas, self._requests = changes, replicas, requests
+        self.directory, self.model, self.before, self.then = directory, str(directory), before, then
+        self._emptying: ReplicaProcess | None = None
+        self._extra: ReplicaProcess | None = None
+        self.starting: ReplicaProcess | None = None
+        if not all(one.route.is_open and one.route.is_ready for one in replicas):
+            raise ConfigError(
+                "an engine starts, waits for its machine or is drained; change the weights when all are ready"
+            )
+        # engines may differ in their weights, if an earlier change stopped half-way
+        self._newest = newest = requests.routes.weights
+        self._left = sorted(replicas, key=lambda one: one.route.weights == newest)
+        self._old = b""  # the weights of the engine that is being replaced
+        if len(replicas) == 1:
+            self._extra = self.starting = changes.add_for_roll()
+            self._extra.route.weights = LOADING
+        self.go_on()
+
+    def is_first(self, replica: ReplicaProcess) -> bool:
+        """Whether an engine, which may have joined during the change, is the first that has loaded the new weights."""
+        is_known = self._requests.routes.weights != self._newest
+        has_joined = replica.link.model == self.model and not replica.route.weights
+        return not is_known and (replica is self.starting or has_joined)
+
+    def go_on(self) -> None:
+        """Do the steps of the weight change that are possible now. Called whenever an engine or a program has changed
+        in a way that may make a step possible."""
+        there = [*self._replicas]  # replicas that are not in this list were lost
+        self._left = [one for one in self._left if one in there]
+        self._emptying = self._emptying if self._emptying in there else None
+        self.starting = self.starting if self.starting in there else None
+        new = self._requests.routes.weights  # those of `starting`, if it is ready
+        if self.starting is not None:
+            if not self.starting.route.is_ready:
+                return
+            self._left = [one for one in self._left if one.route.weights != new]
+            self.starting = None
+        if self._extra is not None and not any(one.route.weights == new for one in there):
+            self._give_up(there[0])
+            return
+        if (one := self._emptying) is None:
+            if not self._left:
+                self._changes.end_roll(self)
+                return
+            one = self._emptying = self._left.pop(0)
+            one.is_rolled, self._old = True, one.route.weights
+            if any(
+                other.route.weights == self._old and other.route.is_open for other in self._replicas if other is not one
+            ):
+                self._requests.vacate(one.route)
+        is_last = one.route.is_open
+        if not one.route.is_empty or (is_last and self._changes.n_on(self._old)):
+            return
+        self._emptying, one.is_rolled = None, False
+        if self._extra is not None:
+            self._changes.remove(one)
+            self.go_on()
+            return
+        self._requests.routes.lost(one.route)
+        one.route.is_open, one.route.is_ready, one.route.weights = True, False, LOADING
+        self.starting = one
+        self._changes.restart(one, self.model)
+
+    def _give_up(self, last: ReplicaProcess) -> None:
+        """End the change of weights without success: the engine that was added for it was the only one with the new
+        weights, and is lost. last: the engine that remains, with the old weights. New programs use these again."""
+        last.is_rolled = False
+        if last.link.ready is not None:
+            self._changes.use_weights(last.link.ready)
+        self._changes.end_roll(self, "the engine that had the new weights is gone")
+
+    def fail(self, why: str) -> None:
+        """End the change, because the engine that loads the new weights cannot start. That engine is restarted with the
+        old weights, or removed if it was added for the change."""
+        one = self.starting
+        assert one is not None
+        self.starting = None
+        if one is self._extra:
+            self._changes.remove(one)
+        else:
+            one.n_failed_starts = 0
+            one.route.weights = self._old
+            self._changes.restart(one, self.before)
+        self._changes.end_roll(self, why)

@@ -12,8 +12,8 @@ import pytest
 
 from banyan.runtime import config
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link import changes
 from banyan.runtime.server.engine_link.adapters import AdapterNames
+from banyan.runtime.server.engine_link.changes import EngineChanges
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
@@ -365,23 +365,18 @@ def test_engine_that_died_after_it_had_loaded_an_adapter_loads_it_again(words: T
     assert [one.ok for one in asked.sent] == [True]
 
 
-def test_engine_that_gets_other_weights_loads_an_adapter_that_others_still_load(
-    words: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_that_gets_other_weights_loads_an_adapter_that_others_still_load(words: Tokenizer) -> None:
     asked = AskedPair(words)
-    roll: dict[str, Any] = {}
-    monkeypatch.setattr(changes, "WeightsRoll", lambda *_, **arguments: roll.update(arguments))
     names = ("counts", "n_on", "on_sockets", "find_weights", "on_weights", "use_weights", "offload", "log")
     rest: Any = {name: lambda *_: None for name in names}
-    replicas: Any = SimpleNamespace(model="")
+    replicas: Any = SimpleNamespace()
     rest["start"] = lambda engine: engine.link.start()
-    made = changes.EngineChanges(config.make(), Path(), replicas, replicas, asked.questions, ray=None, **rest)
-    made._start_roll(Path("new"), print)
+    changes = EngineChanges(config.make(), Path(), replicas, replicas, asked.questions, ray=None, **rest)
     asked.ask("load_adapter", "a")
     loaded = wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode())
     asked.questions.receive(loaded, "0")
     asked.engines[0].link.start = lambda: asked.to_engine.append("start")
-    roll["restart"](asked.engines[0], "new")
+    changes.restart(asked.engines[0], "new")
     asked.questions.receive(loaded, "1")
     assert [getattr(one, "what", one) for one in asked.to_engine] == [*["load_adapter"] * 2, "start", "load_adapter"]
     assert [one.ok for one in asked.sent] == [True]
