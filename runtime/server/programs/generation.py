@@ -248,10 +248,12 @@ class EngineAttempt(Attempt):
     """An attempt that answers a gen or select with requests to the engine. It ends when all its requests have ended, or
     when one fails."""
 
+    prompt: PromptText
     suffixes: Sequence[str] = ("",)
     """Texts that follow the prompt: it is encoded once with each of them."""
 
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
+        assert isinstance(generation.prompt, PromptText)
         super().__init__(generation.op, generation.prompt, generation.round, done)
         self._generator, self._engine, self._program = generator, generator.requests, program
         has_rounds = isinstance(generation, Retries | ToolLoop)
@@ -287,7 +289,6 @@ class EngineAttempt(Attempt):
             self._program.crashed(error)  # end the whole program, so that no state mixes both adapters
             raise error
         check_seconds("timeout", self.op.timeout)
-        assert isinstance(self.prompt, PromptText)
         self.prompt.kwargs = self.op.chat_template_kwargs
 
     def _encode(self) -> None:
@@ -295,7 +296,6 @@ class EngineAttempt(Attempt):
         tokenized on a thread, from a copy. Raises PromptTooLong if the prompt has more characters than can fit into the
         context."""
         generator, suffixes = self._generator, self.suffixes
-        assert isinstance(self.prompt, PromptText)
         generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
         copy, owner = self.prompt.copy(), self._program.scheduling.namespace
 
@@ -323,6 +323,13 @@ class EngineAttempt(Attempt):
 
         encoded: for each text in `suffixes`, the token runs of the prompt followed by this text."""
 
+    def _fail(self, error: Exception) -> None:
+        """End the attempt with an error. If this is not a BanyanError, it is a bug, and the whole program ends."""
+        if isinstance(error, BanyanError):
+            self.finish(error.with_traceback(None))
+        else:
+            self._program.crashed(error)
+
     def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
             return
@@ -330,22 +337,15 @@ class EngineAttempt(Attempt):
             if isinstance(encoded := _known_error(encoded), BanyanError):
                 raise encoded
             copy, prompts = encoded
-            assert isinstance(self.prompt, PromptText)
             self.prompt.learn(copy, prompts[0] if self.suffixes == ("",) else None)
             self._run(prompts)
-        except BanyanError as e:
-            self.finish(e.with_traceback(None))
         except Exception as e:
-            self._program.crashed(e)
+            self._fail(e)
 
     def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         """Start the requests of the attempt. encoded: for each text in `suffixes`, the token runs of the prompt
         followed by this text."""
         raise NotImplementedError
-
-    def _check_room(self, n_bytes: int) -> None:
-        """Check whether the client may start requests with prompts of n_bytes. Raises Overloaded if not."""
-        self._engine.check_room(self._program.scheduling.client, n_bytes)
 
     def _start_each(self, n: int, start: Callable[[int], EngineRequest]) -> None:
         """Call start(k) for k in 0 .. n - 1. When the time slice is over, the remaining calls wait until the client has
@@ -364,10 +364,8 @@ class EngineAttempt(Attempt):
                     return
                 self.requests.append(start(k))
                 yield
-        except BanyanError as e:
-            self.finish(e.with_traceback(None))
         except Exception as e:
-            self._program.crashed(e)
+            self._fail(e)
 
     def _request_ended(self, request: EngineRequest) -> None:
         """Count a request that has ended. The first request that fails ends the attempt. If none fails, the attempt
@@ -389,12 +387,10 @@ class EngineAttempt(Attempt):
         raise NotImplementedError
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
-        if isinstance(outcome, BanyanError):  # such as Cancelled, if the program has ended before this attempt
-            self.finish(outcome.with_traceback(None))
-        elif isinstance(outcome, GenOutcome):
+        if isinstance(outcome, GenOutcome):
             self.finish(outcome)
-        elif not self.is_over:
-            self._program.crashed(outcome)
+        elif not self.is_over:  # such as Cancelled, if the program has ended before this attempt
+            self._fail(outcome)
 
     def _outcome(self) -> GenOutcome:
         """Make the outcome from the requests, which have ended. May be called on a thread."""
@@ -456,7 +452,6 @@ class GenAttempt(EngineAttempt):
         """Returns the constraint adapted to the prompt. The client made it without knowing what chat_template_kwargs
         change in the prompt: they may turn reasoning on or off. So the constraint may have to apply at once, or only
         after the reasoning."""
-        assert isinstance(self.prompt, PromptText)
         if (marks := self.op.reasoning) is None or not self.op.chat_template_kwargs:
             return constraint
         # If there is an answer mark, the end mark may include the start of the next message. Then any prompt may end
@@ -471,18 +466,14 @@ class GenAttempt(EngineAttempt):
     def _checked(self, constraint: wire.ConstraintSpec | BanyanError) -> None:
         if self.is_over:
             return
-        if isinstance(constraint, BanyanError):
-            self.finish(constraint)
-            return
         try:
+            if isinstance(constraint, BanyanError):
+                raise constraint
             self._start_requests(constraint)
-        except BanyanError as e:
-            self.finish(e.with_traceback(None))
         except Exception as e:
-            self._program.crashed(e)
+            self._fail(e)
 
     def _start_requests(self, constraint: wire.ConstraintSpec | None) -> None:
-        assert isinstance(self.prompt, PromptText)
         op, generator, runs = self.op, self._generator, self.prompt.runs
         sampling = op.sampling
         turn_ends: tuple[int, ...] = ()
@@ -506,7 +497,7 @@ class GenAttempt(EngineAttempt):
             reasoning = self._reasoning = ReasoningOutput(marks, runs, listener)
             listener = None if listener is None else lambda piece: reasoning.stream(piece, self.requests[0])
         ids = b"".join(run.ids for run in runs)
-        self._check_room(sampling.n * len(ids))
+        self._engine.check_room(self._program.scheduling.client, sampling.n * len(ids))
         images, files = image_rows(runs)
         first = max(1, sampling.logprob_start)
         has_prompt_logprobs = sampling.logprobs and sampling.logprob_start >= 0 and first < len(ids) // 4
@@ -579,7 +570,8 @@ class ToolTurn(GenAttempt):
 
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
         super().__init__(generator, program, generation, done)
-        self._generation = generation
+        assert self.op.tools is not None
+        self._generation, self._tools = generation, self.op.tools
         self._names: list[str] = []  # of the tools
         self._left: list[wire.ConstraintSpec | None] = []
         self._last = StreamPiece("")  # the last piece, with all logprobs that the client does not have yet
@@ -595,8 +587,7 @@ class ToolTurn(GenAttempt):
     def _constraints(self) -> list[wire.ConstraintSpec | None]:
         """The constraints on calls, the strictest first. The turn uses the first one that is usable; None: no
         constraint."""
-        form, sampling, tools = self._generator.call_format, self.op.sampling, self.op.tools
-        assert tools is not None
+        form, sampling, tools = self._generator.call_format, self.op.sampling, self._tools
         if sampling.ignore_eos or (sampling.constraint is not None and not tools.ends_turn):
             return [sampling.constraint]
         since = "" if self.op.reasoning is None else self.op.reasoning.end
@@ -610,19 +601,12 @@ class ToolTurn(GenAttempt):
             return [strictest]
         return [strictest, form.constraint(specs, since, False, scope), None]
 
-    @property
-    def _loosened(self) -> tuple[type[BanyanError], ...]:
-        """The errors of a constraint after which the next one is tried."""
-        return UNCOMPILED if self.op.tools is not None and self.op.tools.ends_turn else UNUSABLE
-
     def _constraint(self) -> wire.ConstraintSpec | None:
         return self._left[0]
 
     def _check(self) -> None:
         super()._check()
-        assert self.op.tools is not None
-        assert isinstance(self.prompt, PromptText)
-        tools = self.op.tools
+        tools = self._tools
         if (tools.must_call or tools.only or tools.one_call) and not tools.ends_turn:
             raise BadProgram("must_call, only and one_call need ends_turn=True")
         if tools.ends_turn and (self.prompt.role != ASSISTANT or self.op.sampling.n != 1):
@@ -635,14 +619,12 @@ class ToolTurn(GenAttempt):
             self.prompt.append_part(wire.Raw(mark))
 
     def _n_prepare(self) -> int:
-        assert self.op.tools is not None
-        n_chars = 0 if self._generation.memo is not None else sum(map(len, self.op.tools.specs))
+        n_chars = 0 if self._generation.memo is not None else sum(map(len, self._tools.specs))
         return super()._n_prepare() + SPEC * n_chars
 
     def _examine(self) -> None:
         if self._generation.memo is None:
-            assert self.op.tools is not None
-            names, only = list(map(_check_tool, self.op.tools.specs)), self.op.tools.only
+            names, only = list(map(_check_tool, self._tools.specs)), self._tools.only
             if only and only not in names:
                 raise BadProgram(f"only is {only!r}, but must be the name of one of the tools ({', '.join(names)})")
             self._generation.memo = names, self._constraints()
@@ -656,8 +638,7 @@ class ToolTurn(GenAttempt):
 
         If the model then makes no call, its output is discarded, and another one is generated under the answer's
         constraint. So the first output is streamed only after its end, and only if it made calls."""
-        tools = self.op.tools
-        return self.op.sampling.constraint is not None and tools is not None and tools.ends_turn and not tools.must_call
+        return self.op.sampling.constraint is not None and self._tools.ends_turn and not self._tools.must_call
 
     def finish(self, outcome: GenOutcome | BanyanError) -> None:
         if isinstance(outcome, GenOutcome) and self._may_answer and not self._answers and not outcome.calls:
@@ -668,15 +649,13 @@ class ToolTurn(GenAttempt):
         if isinstance(outcome, GenOutcome) and self._n_refused:
             n_generated = outcome.usage.generated + self._n_refused
             outcome = outcome._replace(usage=msgspec.structs.replace(outcome.usage, generated=n_generated))
-        if isinstance(outcome, self._loosened) and len(self._left) > 1 and not self.is_over:
+        loosened = UNCOMPILED if self._tools.ends_turn else UNUSABLE
+        if isinstance(outcome, loosened) and len(self._left) > 1 and not self.is_over:
             self._held = []
             del self._left[0]  # parameters may say more than a grammar can
             self._abort_requests()
-            try:
-                self._encode()
-                return
-            except BanyanError as e:
-                outcome = e.with_traceback(None)
+            self._encode()
+            return
         super().finish(outcome)
 
     def _stream(self, piece: StreamPiece) -> None:
@@ -718,24 +697,22 @@ class ToolTurn(GenAttempt):
 
     def _outcome(self) -> GenOutcome:
         outcome, form = super()._outcome(), self._generator.call_format
-        assert isinstance(self.prompt, PromptText)
         # The number of earlier calls: each of them is answered by a turn of its own.
         n_before = sum(isinstance(piece, TurnStart) and piece.answers is not None for piece in self.prompt.pieces)
         spell = self._generator.tokenizer.text_of
         spelled = "".join(
             spell(unpack(piece.ids)) if isinstance(piece, GeneratedText) else piece.text for piece in outcome.pieces
         )
-        assert self.op.tools is not None
         mark = form.mark if self._begins_call else ""
         is_separated = self._reasoning is not None
         calls = form.read(mark + outcome.text, mark + spelled, n_before, self._names, is_separated)
         if self._answers:
             return outcome
-        if self.op.tools.ends_turn:
-            calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
+        if self._tools.ends_turn:
+            calls = tuple(call for call in calls if not call.error)[: 1 if self._tools.one_call else None]
         before = None if self._begins_call else form.text_before(outcome.text, spelled, is_separated)
         self._is_broken = not calls and self._is_cut(outcome, before)
-        if self.op.tools.ends_turn and (calls or self._is_broken):
+        if self._tools.ends_turn and (calls or self._is_broken):
             sample = msgspec.structs.replace(outcome.samples[0], text=before or "", calls=calls)
             outcome = outcome._replace(samples=(sample,))
         outcome = outcome._replace(calls=calls)
@@ -753,8 +730,7 @@ class ToolTurn(GenAttempt):
     def _is_cut(self, outcome: GenOutcome, before: str | None) -> bool:
         """Whether an output without calls ends inside a call, or is a required call that cannot be read. before: the
         text before a call mark; None: there is none."""
-        assert self.op.tools is not None
-        is_part = self.op.tools.must_call or (self.op.tools.ends_turn and before is not None)
+        is_part = self._tools.must_call or (self._tools.ends_turn and before is not None)
         return self._is_in_call or (is_part and outcome.samples[0].finish_reason == "length")
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
@@ -796,8 +772,9 @@ class SelectAttempt(EngineAttempt):
         return CHOICE * len(self.op.choices)
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
+        n_bytes = sum(len(run.ids) for runs in encoded[1:] for run in runs)
+        self._engine.check_room(self._program.scheduling.client, n_bytes)  # before the prompts are copied
         alone, *prompts = (b"".join(run.ids for run in runs) for runs in encoded)
-        self._check_room(sum(map(len, prompts)))
         start = select_scoring.score_from(alone, prompts)
         self._n_shared, self._choice_ids = start, [prompt[4 * start :] for prompt in prompts]
         self._images = image_rows(encoded[0])  # those of the prompt; choices have none
