@@ -953,7 +953,7 @@ class Server:
                 replica.n_failed_starts = 0
         elif self.ready_fd is not None or (is_hopeless and len(self.replicas) == 1):
             self._error = replica.error or lost
-            self.requests.fail_all(lost.code, self._error.message)
+            self.requests.fail_all(self._error.message)
             self.stop()
             return
         elif is_hopeless:

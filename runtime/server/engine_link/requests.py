@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from banyan.runtime.errors import BadProgram, BanyanError, Overloaded, ProgramError, Quarantined
+from banyan.runtime.errors import BadProgram, BanyanError, EngineLost, Overloaded, ProgramError, Quarantined, from_code
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_PRIORITY
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
@@ -113,7 +113,7 @@ class EngineRequest:
 
     ids                  output token ids so far, int32
     finish               how the request ended; None while it runs
-    failed               why it failed: the engine refused it, or the server could not process its text
+    error                why it failed: the engine refused it, or the server could not process its text
     route                the route to the engine that computes it
     sent, first, ended   as in wire.Times
     """
@@ -134,7 +134,7 @@ class EngineRequest:
         self.n_streamed = 0  # number of tokens whose logprobs the listener has received
         self.n_cached = 0  # prompt tokens that were cached; known with the first output token
         self.finish: wire.Finish | None = None
-        self.failed: wire.Failed | None = None
+        self.error: BanyanError | None = None
         self.listener: Listener | None = None
         self.files: tuple[ImageFile, ...] = ()
         """The images of the prompt. The engine may ask for them as long as this request lives."""
@@ -421,13 +421,13 @@ class EngineRequests:
     def refused(self, failed: wire.Failed, route: Route) -> None:
         """Fail a request that an engine has refused, unless another engine has the request now."""
         if (request := self._living.get(failed.program)) and request.route is route:
-            self.fail(failed)
+            self.fail(failed.program, from_code(failed.code, failed.message))
 
-    def fail(self, failed: wire.Failed) -> None:
-        """End a request with an error. failed.program: the id of the request."""
-        if request := self._forget(failed.program):
+    def fail(self, rid: int, error: BanyanError) -> None:
+        """End a request with an error of its own: the executor adds to it."""
+        if request := self._forget(rid):
             self.kv_hints.ended(request.run, request.ids)
-            request.failed = failed
+            request.error = error
             self._guarded(request.done, request)
             request.route.trials.go_on()
 
@@ -444,7 +444,7 @@ class EngineRequests:
         for request in route.trials.judge(death, sent):
             n_deaths = max(request.n_deaths, request.n_blamed_ever)
             why = f"{n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
-            self.fail(wire.Failed(program=request.rid, seq=0, code=Quarantined.code, message=why))
+            self.fail(request.rid, Quarantined(why))
             if (placed := self.routes.find(request.serial)) is not None:  # otherwise this failure has ended the program
                 placed.n_given_up += 1
                 if placed.n_given_up >= MAX_LOST:
@@ -521,15 +521,15 @@ class EngineRequests:
         except Exception as e:  # reported from the loop: the caller may be in the middle of its program
             self._call_later(partial(request.owner.crashed, e))
 
-    def fail_all(self, code: str, message: str) -> None:
-        """Fail all requests with an error of this code and message, because there is no engine any more."""
+    def fail_all(self, why: str) -> None:
+        """Fail all requests with EngineLost(`why`), because there is no engine any more."""
         for rid in list(self._living):
-            self.fail(wire.Failed(program=rid, seq=0, code=code, message=message))
+            self.fail(rid, EngineLost(why))
 
     def _give_up(self, request: EngineRequest, error: BanyanError) -> None:
         """Fail a request because of its own text or journal."""
         self.abort(request)
-        request.failed = wire.Failed(program=request.run.rid, seq=0, code=error.code, message=error.message)
+        request.error = from_code(error.code, error.message)  # tracebacks of the other may refer to the request
         request.done(request)
 
     def _grow(self, request: EngineRequest, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:

@@ -23,7 +23,6 @@ from banyan.runtime.errors import (
     PromptTooLong,
     ToolError,
     Unsupported,
-    from_code,
 )
 from banyan.runtime.executor import select_scoring
 from banyan.runtime.executor.generation import Generation, Retries, ToolLoop, add_usage
@@ -371,8 +370,8 @@ class EngineAttempt(Attempt):
         """Count a request that has ended. The first request that fails ends the attempt. If none fails, the attempt
         ends when all requests have ended."""
         self._n_open -= 1
-        if request.failed is not None:
-            self.finish(from_code(request.failed.code, request.failed.message))
+        if request.error is not None:
+            self.finish(request.error)
         elif not self._n_open:
             self._end_stream()  # on the loop, because only the loop may use the socket
             n_work = self._outcome_work()

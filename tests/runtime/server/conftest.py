@@ -164,7 +164,7 @@ class Bench:
                 if isinstance(report, wire.Step):
                     deque(self.requests.take(report, self.route), 0)
                 elif isinstance(report, wire.Failed):
-                    self.requests.fail(report)
+                    self.requests.refused(report, self.route)
             self._do()
             assert self.programs.check(self.requests) == ""
 

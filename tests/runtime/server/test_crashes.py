@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Fork, Gen, Read
 from banyan.runtime.server.engine_link.recovery import MAX_BLAMED, MAX_DEATHS, MAX_KILLS, MAX_LOST, Death
@@ -65,7 +66,7 @@ def test_exception_on_a_failed_request_fails_only_its_program(
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     submit_neighbour(b, greedy)
     monkeypatch.setattr(first_request(b), "done", raise_bug)
-    b.requests.fail(wire.Failed(program=0, seq=0, code="error", message="the engine's"))
+    b.requests.fail(0, BanyanError("the engine's"))
     assert_only_program_0_fails(b)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from banyan.runtime.errors import OutOfMemory
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_MARKS
 from banyan.runtime.protocol.wire import (
@@ -196,7 +197,7 @@ def test_failed_gen_fails_only_its_dependents(bench: Any, greedy: Sampler) -> No
 def test_failed_sample_fails_the_gen_and_aborts_the_other_samples(bench: Any) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, wire.Sampling(n=3)))
-    b.requests.fail(wire.Failed(program=1, seq=0, code="out_of_memory", message="no pages"))
+    b.requests.fail(1, OutOfMemory("no pages"))
     assert b.failed(0).code == "out_of_memory"
     assert sorted(b.engine.aborted) == [0, 2]
     assert len(b.requests) == 0
