@@ -43,7 +43,7 @@ from banyan.runtime.server.engine_link.link import NO_PROCESS, EngineLink, later
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
 from banyan.runtime.server.engine_link.recovery import Death
-from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
+from banyan.runtime.server.engine_link.remote import EngineHosts, RemoteLink
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
@@ -727,9 +727,9 @@ class Server:
             if isinstance(replica.link, RemoteLink):
                 replica.link.tell(wire.Ping())
 
-    def _host_joined(self, new: NewHost) -> RemoteLink:
-        """Returns the connection to use for an engine host that has connected: the connection of an engine that is
-        gone, else a new one. Raises ConnectFailed if the server cannot take another engine now."""
+    def _host_joined(self, name: str) -> RemoteLink:
+        """Returns the connection to use for the engine host `name`, which has connected: the connection of an engine
+        that is gone, else a new one. Raises ConnectFailed if the server cannot take another engine now."""
         links = (replica.link for replica in self.replicas)
         link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
         if link is None:
@@ -739,8 +739,7 @@ class Server:
                 self.changes.join(link)
             except ConfigError as e:
                 raise ConnectFailed(e.message) from e
-        link.attach(new.identity, new.name, new.hello.clock)
-        self._log("info", f"an engine of {new.name} joined")
+        self._log("info", f"an engine of {name} joined")
         return link
 
     def _handle_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> Iterable[None]:

@@ -28,7 +28,7 @@ from banyan.runtime.errors import BanyanError, ConfigError, Quarantined, Runtime
 from banyan.runtime.protocol import decoders, tcp_auth, wire
 from banyan.runtime.server.engine_link import engine_host
 from banyan.runtime.server.engine_link.engine_host import EngineHost
-from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
+from banyan.runtime.server.engine_link.remote import EngineHosts, RemoteLink
 from disturbance import disturb, read_values, ready_engines, start_programs
 from waits import wait_until
 
@@ -263,13 +263,9 @@ def test_late_report_of_a_host_is_not_one_of_the_host_that_replaced_it(hosts: Ho
     link = RemoteLink(server.send, config.make, 60.0)
     context: Any = zmq.Context()
 
-    def join(new: NewHost) -> RemoteLink:
-        link.attach(new.identity, new.name, new.hello.clock)
-        return link
-
     def receive() -> None:
         assert server._socket.poll(10_000), "a message"
-        server.receive(join)
+        server.receive(lambda name: link)
 
     try:
         keys = tcp_auth.read_keys(hosts.key)

@@ -13,7 +13,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -157,14 +156,6 @@ class RemoteLink(EngineConnection):
             self.life = -1
 
 
-class NewHost(NamedTuple):
-    """A host that has just connected. name: the name of its key, and its address."""
-
-    identity: bytes
-    name: str
-    hello: wire.HostHello
-
-
 class EngineHosts:
     """The socket of engine hosts. log: prints a line, on any thread.
 
@@ -213,9 +204,9 @@ class EngineHosts:
             self._log(f"refused an engine: {why} ({self._n_refused} in all)")
         return False
 
-    def receive(self, join: Callable[[NewHost], RemoteLink | None]) -> None:
-        """Handle the messages that have arrived. join: returns the link for a new host; None: there is no room for
-        it."""
+    def receive(self, join: Callable[[str], RemoteLink]) -> None:
+        """Handle the messages that have arrived. join: returns the link for a new host, given the name of its key and
+        its address. Raises ConnectFailed if there is no room for it."""
         for _ in range(_BATCH):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -226,9 +217,12 @@ class EngineHosts:
                 if (link := self._links.get(identity)) is not None:
                     if link.identity == identity:  # otherwise another host has replaced this one
                         link.arrived(rest)
-                elif (new := join(NewHost(identity, self._name(frames[-1]), _hello(rest)))) is not None:
+                else:
+                    hello, name = _hello(rest), self._name(frames[-1])
+                    link = join(name)
+                    link.attach(identity, name, hello.clock)
                     self._forget_left()
-                    self._links[identity] = new
+                    self._links[identity] = link
             except ConnectFailed as e:
                 self._dismiss(identity, e.message)
             except Exception as e:
