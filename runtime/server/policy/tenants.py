@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -39,13 +39,6 @@ class Tenant(NamedTuple):
     is_operator: bool = True
 
 
-class AccessToken(NamedTuple):
-    """The digest of a token, and its tenant."""
-
-    digest: bytes
-    tenant: Tenant
-
-
 def root_key(salt: bytes, weights: bytes) -> bytes:
     """The namespace (16 bytes) of KV that a tenant with `salt` computes on `weights`."""
     state = blake2b(digest_size=16, person=b"banyan root key")
@@ -66,12 +59,12 @@ def adapted(namespace: bytes, adapter: bytes) -> bytes:
     return blake2b(adapter, key=namespace, digest_size=16, person=b"banyan adapter").digest() if adapter else namespace
 
 
-def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
-    """Read the tokens of a file. ConfigError: a line is invalid; the message names the line and never contains a
-    token."""
+def read_tokens(text: str, where: str) -> dict[bytes, Tenant]:
+    """Read the tokens of a file. Returns digest of a token -> its tenant. ConfigError: a line is invalid; the message
+    names the line and never contains a token."""
     if not (lines := token_lines(text)):
         raise ConfigError(f"{where} holds no tokens; write a line `TENANT TOKEN` for each")
-    tokens: list[AccessToken] = []
+    tokens: dict[bytes, Tenant] = {}
     n_tenants = len({words[0] for _, words in lines})
     for n, words in lines:
         if len(words) not in (2, 3) or words[2:] not in ([], ["operator"]):
@@ -80,16 +73,16 @@ def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
             lengths = f"has {len(words[1])} characters, but must have {MIN_TOKEN} to {MAX_TOKEN}"
             raise ConfigError(f"{where}, line {n}: the token {lengths}")
         digest, is_operator = _digest(words[1]), len(words) == 3 or n_tenants == 1
-        if any(token.digest == digest for token in tokens):
+        if digest in tokens:
             raise ConfigError(f"{where}, line {n}: an earlier line has the same token")
-        tokens.append(AccessToken(digest, Tenant(words[0], _digest(words[0]), is_operator)))
-    return tuple(tokens)
+        tokens[digest] = Tenant(words[0], _digest(words[0]), is_operator)
+    return tokens
 
 
-def configured(config: Config, environment: Mapping[str, str] = os.environ) -> tuple[AccessToken, ...]:
-    """The tokens of `token_file`, or the one in the environment; (): the server asks for no token."""
+def configured(config: Config, environment: Mapping[str, str] = os.environ) -> dict[bytes, Tenant]:
+    """The tokens of `token_file`, or the one in the environment; {}: the server asks for no token."""
     if not config.token_file:
-        return read_tokens(f"default {environment[TOKEN]}", TOKEN) if environment.get(TOKEN) else ()
+        return read_tokens(f"default {environment[TOKEN]}", TOKEN) if environment.get(TOKEN) else {}
     return read_tokens(read_private(Path(config.token_file), "token_file"), config.token_file)
 
 
@@ -97,11 +90,11 @@ class Tenants:
     """Knows the tenant of each connected client. weights: the fingerprint of the weights with which new programs
     begin."""
 
-    def __init__(self, tokens: Iterable[AccessToken] = (), isolates_connections: bool = False) -> None:
-        """isolates_connections: each connection is a tenant of its own."""
-        self._tokens = tuple(tokens)
+    def __init__(self, tokens: Mapping[bytes, Tenant], isolates_connections: bool = False) -> None:
+        """tokens: as from `read_tokens`. isolates_connections: each connection is a tenant of its own."""
+        self._tokens = tokens
         # An operator may also act for tenants that are not in this set.
-        self._known = {"", *(token.tenant.name for token in self._tokens)}
+        self._known = {"", *(tenant.name for tenant in tokens.values())}
         self._isolates = isolates_connections
         self._of: dict[Client, Tenant] = {}
         self._names: dict[bytes, str] = {}
@@ -132,9 +125,9 @@ class Tenants:
         if not self._tokens:
             return Tenant()
         digest, found = _digest(hello.token if len(hello.token) <= MAX_TOKEN else ""), None
-        for token in self._tokens:  # does not stop at the matching token, so that the time is constant
-            if hmac.compare_digest(digest, token.digest):
-                found = token.tenant
+        for known, tenant in self._tokens.items():  # does not stop at the matching token: the time is constant
+            if hmac.compare_digest(digest, known):
+                found = tenant
         if found is None:
             what = "the token is wrong" if hello.token else "it wants a token"
             raise WrongToken(f"{what}; give connect(..., token=...), or set {TOKEN} to the one you were given")

@@ -31,7 +31,7 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
     offloaded: list[tuple[int, Callable[[], Any], Callable[[Any], None]]] = []
     asked: list[Any] = []
     sent: list[Any] = []
-    tenants = Tenants()
+    tenants = Tenants({})
     tenants.join(b"me", Tenant())
     questions = Questions(
         tenants,
@@ -68,7 +68,7 @@ class Asked:
     """Questions about adapters, and what they send to the engine and to clients."""
 
     def __init__(self, words: Tokenizer) -> None:
-        tenants = Tenants()
+        tenants = Tenants({})
         tenants.join(b"me", Tenant())
         tenants.join(b"guest", Tenant("guest", is_operator=False))
         self.to_engine: list[Any] = []

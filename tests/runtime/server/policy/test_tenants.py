@@ -167,8 +167,8 @@ def test_invalid_token_file_error_names_the_line_but_no_token(text: str, error: 
 
 
 def test_only_tenant_is_operator_else_the_named_ones() -> None:
-    assert read_tokens(f"ann {ANN}\nann {ANN_NEW}", "tokens")[1].tenant.is_operator
-    found = [(token.tenant.name, token.tenant.is_operator) for token in read_tokens(TOKENS, "tokens")]
+    assert all(tenant.is_operator for tenant in read_tokens(f"ann {ANN}\nann {ANN_NEW}", "tokens").values())
+    found = [(tenant.name, tenant.is_operator) for tenant in read_tokens(TOKENS, "tokens").values()]
     assert found == [("ann", False), ("ann", False), ("bob", False), ("ops", True)]
 
 
@@ -194,11 +194,11 @@ def test_all_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
 
 
 def test_environment_token_is_used_without_a_token_file(token_file: Callable[..., str]) -> None:
-    (only,) = tenants.configured(config.make(), {config.TOKEN: ANN})
-    assert only.tenant.is_operator
-    assert tenants.configured(config.make(), {}) == ()
+    (only,) = tenants.configured(config.make(), {config.TOKEN: ANN}).values()
+    assert only.is_operator
+    assert tenants.configured(config.make(), {}) == {}
     server_config = config.make(token_file=token_file(f"bob {BOB}"))
-    assert [token.tenant.name for token in tenants.configured(server_config, {config.TOKEN: ANN})] == ["bob"]
+    assert [tenant.name for tenant in tenants.configured(server_config, {config.TOKEN: ANN}).values()] == ["bob"]
 
 
 def test_missing_or_readable_token_file_is_refused(token_file: Callable[..., str]) -> None:
@@ -261,7 +261,7 @@ def test_long_token_is_refused_and_not_hashed(monkeypatch: pytest.MonkeyPatch) -
     lengths: list[int] = []
     monkeypatch.setattr(tenants, "_digest", lambda secret: lengths.append(len(secret)) or b"")
     with pytest.raises(ConnectFailed, match="the token is wrong"):
-        Tenants([tenants.AccessToken(b"x", tenants.Tenant())]).identify(wire.Hello(1, token="x" * (1 << 20)))
+        Tenants({b"x": Tenant()}).identify(wire.Hello(1, token="x" * (1 << 20)))
     assert max(lengths) <= tenants.MAX_TOKEN
 
 
@@ -291,7 +291,7 @@ def test_global_queries_need_an_operator(
 
 @pytest.mark.parametrize("isolates", [False, True])
 def test_last_client_of_a_tenant_that_leaves_ends_it(isolates: bool) -> None:
-    tenants = Tenants(isolates_connections=isolates)
+    tenants = Tenants({}, isolates_connections=isolates)
     for client_ in (b"1", b"2"):
         tenants.join(client_, Tenant())
     roots = [tenants.root(b"1"), tenants.root(b"2")]
@@ -306,7 +306,7 @@ def test_an_operator_acts_for_a_tenant() -> None:
     acting = found.identify(wire.Hello(1, token=OPERATOR, tenant="ann"))
     assert acting == found.identify(wire.Hello(1, token=ANN))
     assert not acting.is_operator
-    assert Tenants().identify(wire.Hello(1, tenant="ann")) == acting  # without tokens all clients are operators
+    assert Tenants({}).identify(wire.Hello(1, tenant="ann")) == acting  # without tokens all clients are operators
     with pytest.raises(ConnectFailed, match="only an operator"):
         found.identify(wire.Hello(1, token=ANN, tenant="bob"))
 
