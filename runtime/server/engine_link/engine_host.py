@@ -239,18 +239,14 @@ class EngineHost:
         was_user = server.config is not None
         server.config, server.deadline = None, time.monotonic() + CONNECT
         if was_user and self._shared is not None:
-            users = {user.number: user for user in self._users}
-            sent, commands = self._shared.leave(server.number, users)
-            for number, report in sent:
-                users[number].pass_report(report)
-            self._command_engine(commands)
+            self._pass_parts(*self._shared.leave(server.number, self._users))
 
     # ---- from servers to the engine --------------------------------------------------------------------------------
 
     @property
-    def _users(self) -> list[JoinedServer]:
-        """The servers that use the engine."""
-        return [server for server in self._servers if server.config is not None]
+    def _users(self) -> dict[int, JoinedServer]:
+        """Number -> a server that uses the engine."""
+        return {server.number: server for server in self._servers if server.config is not None}
 
     def _take_commands(self, server: JoinedServer, dealer: zmq.Socket[bytes]) -> None:
         for _ in range(_BATCH):
@@ -350,28 +346,30 @@ class EngineHost:
             for _ in range(most):
                 data = engine.socket.recv(zmq.NOBLOCK)
                 if self._shared is None:
-                    for server in self._users:
+                    for server in self._users.values():
                         server.pass_report(data)
                 else:
                     self._split(data, self._shared)
 
     def _split(self, data: bytes, shared: SharedEngine) -> None:
-        was_ready, users = shared.ready, {server.number: server for server in self._users}
-        sent, commands = shared.report(data, users)
-        for number, part in sent:
-            users[number].pass_report(part)
-        self._command_engine(commands)
+        was_ready, users = shared.ready, self._users
+        self._pass_parts(*shared.report(data, users))
         if was_ready is None and shared.ready is not None:
             for server in users.values():
                 self._tell_ready(server, shared)
+
+    def _pass_parts(self, sent: Iterable[tuple[int, bytes]], commands: Iterable[bytes] = ()) -> None:
+        """Send servers their reports, by number, and the engine commands."""
+        users = self._users
+        for number, report in sent:
+            users[number].pass_report(report)
+        self._command_engine(commands)
 
     def _tell_news(self) -> None:
         """Tell each server about the work of the others, if that work has changed; at most once in NEWS seconds."""
         if self._shared is not None and self._shared.has_news and (now := time.monotonic()) >= self._next_news:
             self._next_news = now + NEWS
-            users = {server.number: server for server in self._users}
-            for number, work in self._shared.news(users):
-                users[number].pass_report(work)
+            self._pass_parts(self._shared.news(self._users))
 
     def _report_death(self, engine: EngineProcess) -> None:
         while engine.await_report():
@@ -379,7 +377,7 @@ class EngineHost:
         death = engine.death()
         self._log(f"the engine died ({death.how})")
         self._end_engine()
-        for server in self._users:
+        for server in self._users.values():
             its = death if self._shared is None else self._shared.death_of(death, server.number)
             server.send(wire.EngineEnded(its.how, its.is_blameless, tuple(its.rids)))
             self._release(server)
