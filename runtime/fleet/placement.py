@@ -33,6 +33,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex
@@ -411,7 +412,7 @@ class Fleet:
         set, with a bit for each replica."""
         order, by_number = self._order[fingerprint], self._by_number
         if holders.bit_count() ** 2 < FEW * len(order):  # look at each of them
-            yield from sorted(self._members(holders), key=_order)
+            yield from sorted(self._members(holders), key=attrgetter("order"))
         else:
             for _, _, number in order:
                 if holders >> number & 1:
@@ -506,7 +507,3 @@ class Fleet:
             order = self._order[replica.fingerprint]
             del order[bisect_left(order, before)]
             insort(order, replica.order)
-
-
-def _order(replica: Replica) -> tuple[float, int, int]:
-    return replica.order

@@ -86,13 +86,6 @@ def internal_error(error: Exception) -> ProgramError:
     return ProgramError(f"the server failed on this program: {error!r}")
 
 
-def _without_texts(sampling: wire.Sampling) -> wire.Sampling:
-    """Remove the stop strings and patterns from the parameters, because the engine works on ids only."""
-    if not (sampling.stop or sampling.stop_regex):
-        return sampling
-    return msgspec.structs.replace(sampling, stop=(), stop_regex=())
-
-
 def check_seconds(name: str, seconds: float) -> None:
     """Check a time that a client sent. BadProgram: the time is negative or nan."""
     if not seconds >= 0:
@@ -278,8 +271,9 @@ class EngineRequests:
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
         record = owner.record(run, visible)  # first, since it raises if the journal is full
-        seed = seed if record is None else record.seed
-        run = msgspec.structs.replace(run, sampling=_without_texts(sampling), seed=seed)
+        if sampling.stop or sampling.stop_regex:  # the engine works on ids only
+            sampling = msgspec.structs.replace(sampling, stop=(), stop_regex=())
+        run = msgspec.structs.replace(run, sampling=sampling, seed=seed if record is None else record.seed)
         request = EngineRequest(run, owner, text, done, self.routes.place(run, info.weights), self.clock())
         request.stop_strings, request.listener = stop_strings, listener
         request.files, request.record = files, record

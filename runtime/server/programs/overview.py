@@ -69,18 +69,13 @@ def _described(program: RunningProgram) -> dict[str, Any]:
         }
         for state in states
     ]
-    gens = [
-        {"state": state, "name": name, "line": line, "kind": kind, "usage": usage}
-        for state, name, line, kind, usage in program.ended_gens
-    ]
-    seconds = time.time() - program.started.timestamp()
     return {
         "serial": program.serial,
         "name": program.name,
-        "seconds": seconds,
+        "seconds": time.time() - program.started.timestamp(),
         "n_branches": len(program.states),
         "branches": branches,
-        "gens": gens,
+        "gens": [gen._asdict() for gen in program.ended_gens],
         "is_over": False,
         "error": "",
     }

@@ -21,7 +21,7 @@ MAX_GENS = 200
 
 
 class EndedGen(NamedTuple):
-    """A gen or select that has ended. usage: None if it failed."""
+    """A gen or select that has ended, as an overview shows it. usage: None if it failed."""
 
     state: int
     name: str
