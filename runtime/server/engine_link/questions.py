@@ -80,52 +80,50 @@ class Questions:
         still has to run, one by one; only "programs" has any."""
         tenant = Tenant() if client == OURSELVES else self._tenants.tenant(client)
         if ask.what == "info":
-            body = msgspec.json.encode(self._info(tenant.is_operator))
-            self._send(client, wire.Answer(id=ask.id, ok=True, body=body))
+            self._answer(client, ask, msgspec.json.encode(self._info(tenant.is_operator)))
             return ()
-        refusal, to_engine = "", ask
-        if not tenant.is_operator:
-            refusal = f"{ask.what!r} concerns all tenants, and {tenant.name!r} is not an operator; see docs/security.md"
-        elif client != OURSELVES and self._n_open[client] >= MAX_OPEN:
-            refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"
-        if refusal:
-            self._send(client, wire.Answer(id=ask.id, ok=False, body=refusal.encode()))
-            return ()
-        if ask.what == "programs":
-            return self._tell_programs(client, ask)
-        engines = list(self._engines)
         try:
-            if ask.what in ("drain", "add", "roll"):
-                self._change(ask, partial(self._changed, client, ask))
-                return ()
-            if ask.what == "load_adapter":
-                self._adapters.check_new(ask.name)
-            elif ask.what == "unload_adapter":
-                digest = self._adapters.remove(ask.name)
-                if self._loads:
-                    self._unnamed.add(digest)
-                    digest = b""
-                to_engine = msgspec.structs.replace(ask, name=digest.hex())
-            else:
-                engines = [engine for engine in engines if engine.link.ready is not None] or engines
-            if ask.what == "events" and len(engines) > 1:
-                engines = [engine for engine in engines if engine.name == ask.name]
-            if not engines:
+            if not tenant.is_operator:
                 raise ConfigError(
-                    "each engine has its own events; name one engine (`banyan cluster status` lists them)"
+                    f"{ask.what!r} concerns all tenants, and {tenant.name!r} is not an operator; see docs/security.md"
                 )
+            if client != OURSELVES and self._n_open[client] >= MAX_OPEN:
+                raise ConfigError(f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers")
+            if ask.what == "programs":
+                return self._tell_programs(client, ask)
+            if ask.what in ("drain", "add", "roll"):
+                self._change(ask, lambda error: self._answer(client, ask, b"{}", error))
+            else:
+                self._ask_engines(client, ask)
         except BanyanError as e:
-            self._send(client, wire.Answer(id=ask.id, ok=False, body=e.message.encode()))
-            return ()
-        self._forward(client, ask, to_engine, engines)
+            self._answer(client, ask, b"", e.message)
         return ()
+
+    def _answer(self, client: Client, ask: wire.Ask, body: bytes, error: str = "") -> None:
+        self._send(client, wire.Answer(id=ask.id, ok=not error, body=error.encode() or body))
 
     def _tell_programs(self, client: Client, ask: wire.Ask) -> Iterator[None]:
         overview = yield from self._programs()
-        self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(overview)))
+        self._answer(client, ask, msgspec.json.encode(overview))
 
-    def _changed(self, client: Client, ask: wire.Ask, error: str) -> None:
-        self._send(client, wire.Answer(id=ask.id, ok=not error, body=error.encode() or b"{}"))
+    def _ask_engines(self, client: Client, ask: wire.Ask) -> None:
+        """Forward a question to the engines that it concerns. Raises BanyanError if it makes no sense now."""
+        engines, to_engine = list(self._engines), ask
+        if ask.what == "load_adapter":
+            self._adapters.check_new(ask.name)
+        elif ask.what == "unload_adapter":
+            digest = self._adapters.remove(ask.name)
+            if self._loads:
+                self._unnamed.add(digest)
+                digest = b""
+            to_engine = msgspec.structs.replace(ask, name=digest.hex())
+        else:
+            engines = [engine for engine in engines if engine.link.ready is not None] or engines
+        if ask.what == "events" and len(engines) > 1:
+            engines = [engine for engine in engines if engine.name == ask.name]
+        if not engines:
+            raise ConfigError("each engine has its own events; name one engine (`banyan cluster status` lists them)")
+        self._forward(client, ask, to_engine, engines)
 
     def reload_adapters(self, engine: ReplicaProcess) -> None:
         """Have a new engine load the adapters. Called before requests are sent to it."""
