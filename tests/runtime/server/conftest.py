@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+import zmq
 
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import decoders, wire
@@ -23,6 +24,7 @@ from banyan.runtime.server.programs.programs import Programs
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import unpack
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
+from raw_peer import Peer
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +61,20 @@ def chatml(words_dir: Path) -> ChatTemplate:
     files = Files.read(words_dir)
     assert files.template is not None
     return ChatTemplate(files.template, files.special_tokens)
+
+
+@pytest.fixture
+def peer_of() -> Iterator[Callable[..., Peer]]:
+    """`peer_of(server)`: a new client of a server."""
+    context: Any = zmq.Context()
+    peers: list[Peer] = []
+
+    def make(server: Any, **options: Any) -> Peer:
+        peers.append(Peer(context, server.socket, **options))
+        return peers[-1]
+
+    yield make
+    context.destroy(linger=0)
 
 
 class Bench:

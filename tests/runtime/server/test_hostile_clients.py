@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
 
 import wire_fuzz
 from banyan.runtime import config, launch
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_OPS, MESSAGE_LIMITS
 from banyan.runtime.protocol.wire import (
     Append,
@@ -37,6 +36,7 @@ from banyan.runtime.protocol.wire import (
     WireToolCall,
 )
 from forms import in_short
+from raw_peer import Peer
 from waits import wait_until
 
 LONGEST = 0.025
@@ -48,34 +48,6 @@ import time
 from banyan.runtime.server.telemetry import loop_times
 loop_times.CLOCK = time.thread_time
 """
-
-
-class RawPeer:
-    """A client that sends any bytes."""
-
-    def __init__(self, context: Any, path: Path) -> None:
-        self.socket, self.monitor = ipc.connect(context, path)
-        self.send(wire.encode(wire.Hello(wire.VERSION)))
-        assert isinstance(self.receive(), wire.Welcome)
-
-    def send(self, *messages: bytes) -> None:
-        for message in messages:
-            self.socket.send(message)
-
-    def receive(self, seconds: float = 30.0) -> wire.ServerMessage:
-        """The next message that is not a Pong."""
-        end = time.monotonic() + seconds
-        while self.socket.poll(max(0, int(1000 * (end - time.monotonic())))):
-            if not isinstance(message := wire.decode_server(self.socket.recv()), wire.Pong):
-                return message
-        raise AssertionError("no message came")
-
-    def stats(self) -> dict[str, Any]:
-        self.send(wire.encode(wire.Ask(1, "stats")))
-        while not isinstance(answer := self.receive(), wire.Answer):
-            pass
-        found: dict[str, Any] = json.loads(answer.body)["server"]
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +64,8 @@ def server(
 
 
 @pytest.fixture
-def join_raw(server: launch.ServerProcess) -> Iterator[Callable[[], RawPeer]]:
-    context: Any = zmq.Context()
-    peers: list[RawPeer] = []
-
-    def join() -> RawPeer:
-        peers.append(RawPeer(context, server.socket))
-        return peers[-1]
-
-    yield join
-    context.destroy(linger=0)
+def join_raw(server: launch.ServerProcess, peer_of: Callable[..., Peer]) -> Callable[[], Peer]:
+    return partial(peer_of, server)
 
 
 def program(ops: Iterable[wire.Op], last: bool = True, number: int = 0) -> list[bytes]:
@@ -224,7 +188,7 @@ ENDLESS = ("blocked", "programs", "an unknown field")
 
 
 @pytest.mark.parametrize("case", in_short(SHORT, HOSTILE))
-def test_hostile_client_does_not_hold_the_loop(join_raw: Callable[[], RawPeer], case: str) -> None:
+def test_hostile_client_does_not_hold_the_loop(join_raw: Callable[[], Peer], case: str) -> None:
     hostile, other = join_raw(), join_raw()
     other.send(wire.encode(Submit(0, 0, (Append(0, ("a",)), Gen(0, 0, sampling(max_tokens=150))), last=True)))
     hostile.send(*HOSTILE[case]())
@@ -240,7 +204,7 @@ def test_hostile_client_does_not_hold_the_loop(join_raw: Callable[[], RawPeer], 
     assert {kind: seconds for kind, seconds in longest.items() if seconds > LONGEST} == {}
 
 
-def test_nothing_is_left_of_hostile_clients(join_raw: Callable[[], RawPeer]) -> None:
+def test_nothing_is_left_of_hostile_clients(join_raw: Callable[[], Peer]) -> None:
     last = join_raw()
     end = time.monotonic() + 30
     while (stats := last.stats())["clients"] > 1 or stats["programs"] or stats["requests"]:
@@ -259,7 +223,7 @@ def test_nothing_is_left_of_hostile_clients(join_raw: Callable[[], RawPeer]) -> 
         (Fork(-1, (1,)), r"fork.*>= 0.*state"),
     ],
 )  # fmt: skip
-def test_invalid_op_fails_only_its_program(join_raw: Callable[[], RawPeer], op: wire.Op, error: str) -> None:
+def test_invalid_op_fails_only_its_program(join_raw: Callable[[], Peer], op: wire.Op, error: str) -> None:
     peer = join_raw()
     peer.send(*program([Append(0, ("a",)), op]), *program([Append(0, ("a",)), Gen(0, 0, sampling())], number=1))
     failed = peer.receive()

@@ -13,6 +13,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,12 +25,13 @@ import zmq
 from banyan.runtime import config, launch
 from banyan.runtime.errors import BadProgram, ConfigError
 from banyan.runtime.model.images import ImageSpec, image_spec
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import wire
 from banyan.runtime.server import worker
 from banyan.runtime.server.programs.journal import MAX_AGE
 from banyan.runtime.server.text.image_process import ProcessStart
 from banyan.runtime.server.text.images import Images
 from forms import in_short, short_form
+from raw_peer import Peer
 from waits import wait_until
 
 Serve = Callable[..., launch.ServerProcess]
@@ -37,47 +39,10 @@ FAKE = Path(__file__).parent / "fake_engine.py"
 GEN = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=3)))
 
 
-class Peer:
-    """A client that sends any message or bytes."""
-
-    def __init__(self, context: Any, path: Path, hello: bool = True) -> None:
-        self.socket, self.monitor = ipc.connect(context, path)
-        if hello:
-            self.send(wire.Hello(wire.VERSION))
-            assert isinstance(self.receive(), wire.Welcome)
-
-    def send(self, *messages: wire.ClientMessage | bytes) -> None:
-        for message in messages:
-            self.socket.send(message if isinstance(message, bytes) else wire.encode(message))
-
-    def receive(self, seconds: float = 10.0) -> wire.ServerMessage:
-        """The next message other than Pong, which a server may send at any time."""
-        deadline = time.monotonic() + seconds
-        while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-            message = wire.decode_server(self.socket.recv())
-            if not isinstance(message, wire.Pong):
-                return message
-        raise AssertionError("no message came")
-
-    def run_program(self, program: int) -> None:
-        self.send(wire.Submit(program, 0, GEN, last=True))
-        value = self.receive()
-        assert isinstance(value, wire.Value)
-        assert value.program == program
-
-
 @pytest.fixture
-def peer(shared_socket: Path) -> Iterator[Callable[..., Peer]]:
-    """`peer()`: a new client of the module's server."""
-    context: Any = zmq.Context()
-    peers: list[Peer] = []
-
-    def make(**options: Any) -> Peer:
-        peers.append(Peer(context, shared_socket, **options))
-        return peers[-1]
-
-    yield make
-    context.destroy(linger=0)
+def peer(shared_socket: Path, peer_of: Callable[..., Peer]) -> Callable[..., Peer]:
+    """`peer()`: a new client of the module's server."""  # shared_socket is first, so it ends after the clients
+    return partial(peer_of, SimpleNamespace(socket=shared_socket))
 
 
 @pytest.mark.parametrize(
@@ -166,60 +131,49 @@ def test_ping_is_answered(peer: Callable[..., Peer]) -> None:
 @pytest.fixture
 def serve_with(
     fake_model: Callable[..., Path], write_boot: Callable[[str], tuple[str, ...]]
-) -> Iterator[Callable[[str], launch.ServerProcess]]:
+) -> Iterator[Callable[..., launch.ServerProcess]]:
     """`serve_with("ipc.MAX_SILENT = 3")` -> a server that first makes this change to its modules."""
     with ExitStack() as stack:
 
-        def start(change: str) -> launch.ServerProcess:
-            server = launch.start(config.make(model=str(fake_model())), timeout=30, command=write_boot(change))
+        def start(change: str, model: Path | None = None) -> launch.ServerProcess:
+            settings = config.make(model=str(model or fake_model()))
+            server = launch.start(settings, timeout=30, command=write_boot(change))
             stack.callback(server.close)
             return server
 
         yield start
 
 
-def test_client_that_does_not_read_is_dropped(
-    serve_with: Callable[[str], launch.ServerProcess],
-) -> None:
+def test_client_that_does_not_read_is_dropped(serve_with: Serve, peer_of: Callable[..., Peer]) -> None:
     server = serve_with("ipc._SEND_LIMIT = 10")
-    context: Any = zmq.Context()
-    try:
-        greedy, other = Peer(context, server.socket), Peer(context, server.socket)
-        deadline, body = time.monotonic() + 30, b""
-        while b'"clients":1' not in body:
-            assert time.monotonic() < deadline, "the client was not dropped"
-            greedy.send(*[wire.Ask(id=k, what="info") for k in range(500)])
-            other.send(wire.Ask(id=0, what="stats"))
-            answer = other.receive()
-            assert isinstance(answer, wire.Answer)
-            body = answer.body
-    finally:
-        context.destroy(linger=0)
+    greedy, other = peer_of(server), peer_of(server)
+    deadline, body = time.monotonic() + 30, b""
+    while b'"clients":1' not in body:
+        assert time.monotonic() < deadline, "the client was not dropped"
+        greedy.send(*[wire.Ask(id=k, what="info") for k in range(500)])
+        other.send(wire.Ask(id=0, what="stats"))
+        answer = other.receive()
+        assert isinstance(answer, wire.Answer)
+        body = answer.body
 
 
-def test_silent_client_is_dropped(
-    serve_with: Callable[[str], launch.ServerProcess],
-) -> None:
+def test_silent_client_is_dropped(serve_with: Serve, peer_of: Callable[..., Peer]) -> None:
     server = serve_with("ipc.HEARTBEAT, ipc.MAX_SILENT = 0.05, 30")
-    context: Any = zmq.Context()
-    try:
-        silent, talking = Peer(context, server.socket), Peer(context, server.socket)
-        silent.send(wire.Submit(0, 0, (wire.Append(0, (wire.Ref(9),)),)))
-        deadline, k, body = time.monotonic() + 20, 0, b""
-        while not (b'"clients":1' in body and b'"programs":0' in body):
-            assert time.monotonic() < deadline, "the client was not dropped"
-            time.sleep(0.02)
-            talking.send(wire.Ask(id=(k := k + 1), what="stats"))
-            answer = talking.receive()
-            assert isinstance(answer, wire.Answer)
-            body = answer.body
-    finally:
-        context.destroy(linger=0)
+    silent, talking = peer_of(server), peer_of(server)
+    silent.send(wire.Submit(0, 0, (wire.Append(0, (wire.Ref(9),)),)))
+    deadline, k, body = time.monotonic() + 20, 0, b""
+    while not (b'"clients":1' in body and b'"programs":0' in body):
+        assert time.monotonic() < deadline, "the client was not dropped"
+        time.sleep(0.02)
+        talking.send(wire.Ask(id=(k := k + 1), what="stats"))
+        answer = talking.receive()
+        assert isinstance(answer, wire.Answer)
+        body = answer.body
 
 
-def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve) -> None:
-    server, context = serve(context=1 << 20), zmq.Context()
-    first, second = Peer(context, server.socket), Peer(context, server.socket)
+def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve, peer_of: Callable[..., Peer]) -> None:
+    server = serve(context=1 << 20)
+    first, second = peer_of(server), peer_of(server)
     text = "the quick brown fox " * 30_000
     first.send(wire.Submit(0, 0, (wire.Append(0, (text,)), wire.Read(0, 0, tokens=True))))
     second.run_program(0)
@@ -235,7 +189,6 @@ def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve) -> None:
     assert isinstance(failed, wire.Failed)
     assert failed.code == "prompt_too_long"
     assert f"the prompt has {15 << 20} characters and therefore at least" in failed.message
-    context.destroy(linger=0)
 
 
 def test_what_a_refused_text_took_is_freed_on_its_thread() -> None:
@@ -261,38 +214,34 @@ def test_what_a_refused_text_took_is_freed_on_its_thread() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("length", [1, 1200], ids=["short", "long"])
 def test_text_that_cannot_be_encoded_fails_only_its_program(
-    write_boot: Callable[[str], tuple[str, ...]], fake_model: Callable[..., Path], tiny: ModuleType, length: int
+    serve_with: Serve, peer_of: Callable[..., Peer], fake_model: Callable[..., Path], tiny: ModuleType, length: int
 ) -> None:
     path = fake_model()
     bad = "the " * length + tiny.make_backtracking(path)
-    boot = write_boot("from banyan.runtime.server.text import encoder; encoder.SECONDS = 60.0")  # on a busy machine
-    server, context = launch.start(config.make(model=str(path)), timeout=30.0, command=boot), zmq.Context()
-    try:
-        first, second = Peer(context, server.socket), Peer(context, server.socket)
-        second.run_program(0)
-        after_output = (*GEN, wire.Append(0, (bad,)), wire.Gen(0, 1, wire.Sampling(max_tokens=3)))
-        for program, ops in enumerate(
-            (
-                (wire.Append(0, (bad,)), wire.Gen(0, 0, wire.Sampling(max_tokens=3))),
-                (wire.Append(0, (bad,)), wire.Select(0, 0, (" yes", " no"))),
-                (wire.Append(0, (bad,)), wire.Read(0, 0, tokens=True)),
-                (wire.Append(0, (bad,)), wire.CacheHint(0), wire.Read(0, 0, tokens=True)),
-                after_output,  # runs while no client message is being handled
-            )
-        ):
-            first.send(wire.Submit(program, 0, ops, last=True))
+    change = "from banyan.runtime.server.text import encoder; encoder.SECONDS = 60.0"  # on a busy machine
+    server = serve_with(change, model=path)
+    first, second = peer_of(server), peer_of(server)
+    second.run_program(0)
+    after_output = (*GEN, wire.Append(0, (bad,)), wire.Gen(0, 1, wire.Sampling(max_tokens=3)))
+    for program, ops in enumerate(
+        (
+            (wire.Append(0, (bad,)), wire.Gen(0, 0, wire.Sampling(max_tokens=3))),
+            (wire.Append(0, (bad,)), wire.Select(0, 0, (" yes", " no"))),
+            (wire.Append(0, (bad,)), wire.Read(0, 0, tokens=True)),
+            (wire.Append(0, (bad,)), wire.CacheHint(0), wire.Read(0, 0, tokens=True)),
+            after_output,  # runs while no client message is being handled
+        )
+    ):
+        first.send(wire.Submit(program, 0, ops, last=True))
+        answer = first.receive()
+        if ops is after_output:
+            assert isinstance(answer, wire.Value)
             answer = first.receive()
-            if ops is after_output:
-                assert isinstance(answer, wire.Value)
-                answer = first.receive()
-            assert isinstance(answer, wire.Failed)
-            assert (answer.program, answer.code) == (program, "bad_program")
-            assert "it panicked" in answer.message
-            first.run_program(100 + program)
-            second.run_program(1 + program)
-    finally:
-        context.destroy(linger=0)
-        server.close()
+        assert isinstance(answer, wire.Failed)
+        assert (answer.program, answer.code) == (program, "bad_program")
+        assert "it panicked" in answer.message
+        first.run_program(100 + program)
+        second.run_program(1 + program)
 
 
 def test_server_loads_few_modules_and_no_heavy_package() -> None:
@@ -316,21 +265,14 @@ def test_server_loads_few_modules_and_no_heavy_package() -> None:
     ),
 )
 def test_clients_learn_the_models_sampling_defaults(
-    fake_model: Callable[..., Path], boot: tuple[str, ...], source: str, expected: wire.Sampling
+    serve: Serve, peer_of: Callable[..., Peer], fake_model: Callable[..., Path], source: str, expected: wire.Sampling
 ) -> None:
-    model = fake_model()
-    (model / "generation_config.json").write_text('{"temperature": 0.5}')
-    server = launch.start(config.make(model=str(model), sampling_defaults=source), timeout=30, command=boot)
-    context: Any = zmq.Context()
-    try:
-        client = Peer(context, server.socket, hello=False)
-        client.send(wire.Hello(wire.VERSION))
-        welcome = client.receive()
-        assert isinstance(welcome, wire.Welcome)
-        assert welcome.sampling == expected
-    finally:
-        context.destroy(linger=0)
-        server.close()
+    (fake_model() / "generation_config.json").write_text('{"temperature": 0.5}')
+    client = peer_of(serve(options={"sampling_defaults": source}), hello=False)
+    client.send(wire.Hello(wire.VERSION))
+    welcome = client.receive()
+    assert isinstance(welcome, wire.Welcome)
+    assert welcome.sampling == expected
 
 
 @pytest.mark.parametrize("arguments", in_short([["--config", "{"]], [["--config", "{"], ["--config", '{"zzz": 1}']]))
@@ -347,21 +289,16 @@ def test_invalid_config_is_reported(arguments: list[str]) -> None:
 
 
 def test_log_option_sets_the_verbosity(
-    fake_model: Callable[..., Path], boot: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+    serve: Serve, peer_of: Callable[..., Peer], capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = {}
     for log in ("quiet", "info", "debug"):
-        server = launch.start(config.make(model=str(fake_model()), log=log), timeout=30, command=boot)
-        context: Any = zmq.Context()
-        try:
-            client = Peer(context, server.socket)
-            client.run_program(0)
-            forger = Peer(context, server.socket, hello=False)
-            forger.send(wire.Hello(wire.VERSION, client="x\nbanyan: client root joined\x1b[2J" + "y" * 200))
-            assert isinstance(forger.receive(), wire.Welcome)
-        finally:
-            context.destroy(linger=0)
-            server.close()
+        server = serve(options={"log": log})
+        peer_of(server).run_program(0)
+        forger = peer_of(server, hello=False)
+        forger.send(wire.Hello(wire.VERSION, client="x\nbanyan: client root joined\x1b[2J" + "y" * 200))
+        assert isinstance(forger.receive(), wire.Welcome)
+        server.close()
         logs[log] = capfd.readouterr().err
     assert logs["quiet"] == ""
     assert "banyan: fake engine" in logs["info"]
