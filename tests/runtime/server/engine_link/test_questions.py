@@ -27,45 +27,8 @@ class Engine:
         self.route = SimpleNamespace(is_open=True, weights=b"")
 
 
-def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
-    offloaded: list[tuple[int, Callable[[], Any], Callable[[Any], None]]] = []
-    asked: list[Any] = []
-    sent: list[Any] = []
-    tenants = Tenants({})
-    tenants.join(b"me", Tenant())
-    questions = Questions(
-        tenants,
-        words,
-        engines=[Engine("0", asked)],
-        send=lambda client, message: sent.append(message),
-        stats=dict,
-        info=lambda is_operator: {},
-        programs=dict,
-        check=str,
-        on_counters=lambda counters: None,
-        change=lambda ask, then: None,
-        offload=lambda client, n, work, then: offloaded.append((n, work, then)),
-        adapters=AdapterNames(),
-        refuse=lambda engine, why: None,
-        log=print,
-    )
-    for number in (7, 8):
-        questions.ask(b"me", wire.Ask(number, "tree", limit=5000))
-    ids = list(words.encode([]))
-    body = json.dumps({"nodes": [{"ids": ids, "namespace": ""}]}).encode()
-    questions.receive(wire.Answer(asked[0].id, True, body), "0")
-    questions.receive(wire.Answer(asked[1].id, True, b"{"), "0")
-    assert not sent
-    assert [n for n, _, _ in offloaded] == [len(body), 1]
-    _, work, then = offloaded[0]
-    then(work())
-    offloaded[1][2](ValueError("no JSON"))
-    assert [(answer.id, answer.ok) for answer in sent] == [(7, True), (8, False)]
-    assert json.loads(sent[0].body)["nodes"][0]["text"] == ""
-
-
 class Asked:
-    """Questions about adapters, and what they send to the engine and to clients."""
+    """Questions, and what they send to the engine and to clients."""
 
     def __init__(self, words: Tokenizer) -> None:
         tenants = Tenants({})
@@ -99,6 +62,25 @@ class Asked:
     def answer(self, digest: bytes = b"", error: str = "", at: int = -1, name: str = "0") -> None:
         body = error.encode() if error else json.dumps(digest.hex()).encode()
         self.questions.receive(wire.Answer(self.to_engine[at].id, not error, body), name)
+
+
+def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
+    offloaded: list[tuple[int, Callable[[], Any], Callable[[Any], None]]] = []
+    asked = Asked(words)
+    asked.questions._offload = lambda client, n, work, then: offloaded.append((n, work, then))
+    for number in (7, 8):
+        asked.questions.ask(b"me", wire.Ask(number, "tree", limit=5000))
+    ids = list(words.encode([]))
+    body = json.dumps({"nodes": [{"ids": ids, "namespace": ""}]}).encode()
+    asked.questions.receive(wire.Answer(asked.to_engine[0].id, True, body), "0")
+    asked.questions.receive(wire.Answer(asked.to_engine[1].id, True, b"{"), "0")
+    assert not asked.sent
+    assert [n for n, _, _ in offloaded] == [len(body), 1]
+    _, work, then = offloaded[0]
+    then(work())
+    offloaded[1][2](ValueError("no JSON"))
+    assert [(answer.id, answer.ok) for answer in asked.sent] == [(7, True), (8, False)]
+    assert json.loads(asked.sent[0].body)["nodes"][0]["text"] == ""
 
 
 def test_adapter_has_its_name_once_the_engine_has_loaded_it(words: Tokenizer) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from banyan.runtime.errors import BadProgram, Cancelled
+from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, Read, Ref, Results, Select
+from banyan.runtime.protocol.wire import Append, Read, Results, Select
 
 Sampler = Callable[..., wire.Sampling]
 CHOICES = ("red", "green")
@@ -42,19 +42,6 @@ def test_unconditional_scores_are_computed_for_the_client(bench: Any) -> None:
     assert len(b.messages(wire.Called)[0].scores.unconditional) == len(CHOICES)
 
 
-def test_unrelated_results_are_ignored_and_readers_wait(bench: Any) -> None:
-    b = bench({})
-    b.submit(Append(0, ("It is ",)), client_select(), wire.Fork(0, (1,)), Append(1, (Ref(0), "!")), Read(1, 1))
-    b.submit(Results(0, 0, 0, ("red",)))  # before the call
-    b.run()
-    b.submit(Results(0, 9, 0, ("red",)), Results(0, 0, 7, ("red",)), Results(1, 0, 0, ("red",)))
-    b.run()
-    assert b.messages(wire.Value) == []
-    b.submit(Results(0, 0, 0, ("green",)))
-    b.submit(Results(0, 0, 0, ("red",)))
-    assert b.text(1) == "It is greengreen!"
-
-
 def test_invalid_choice_fails_the_select(bench: Any) -> None:
     for number, texts in enumerate([("blue",), (), ("red", "green")]):
         b = bench({})
@@ -62,16 +49,6 @@ def test_invalid_choice_fails_the_select(bench: Any) -> None:
         b.run()
         b.submit(Results(0, 0, 0, texts), program=number)
         assert b.failed(0, number).code == BadProgram.code
-
-
-def test_cancel_ends_a_waiting_select(bench: Any) -> None:
-    b = bench({})
-    b.submit(Append(0, ("It is ",)), client_select())
-    b.run()
-    b.programs.cancel(b"me", wire.Cancel(0, 9))
-    assert b.failed(None).code == Cancelled.code
-    assert len(b.requests) == len(b.programs) == 0
-    assert not b.messages(wire.Value)
 
 
 def test_select_that_cannot_be_scored_fails_without_a_call(bench: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, Fork, Gen, Read
+from banyan.runtime.protocol.wire import Append, Gen, Read
 
 ME = b"me"
 
@@ -49,14 +49,6 @@ def test_message_for_an_ended_program_is_ignored(bench: Any, greedy: Any) -> Non
     b.run()
     assert len(b.engine.runs) == 1
     assert len(b.messages(wire.Value)) == 1
-
-
-def test_forgotten_client_leaves_no_state(bench: Any, greedy: Any) -> None:
-    b = bench()
-    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), Fork(0, (1,)))
-    b.submit(Read(0, 0), program=1, last=True)
-    b.leave(ME)
-    assert (len(b.programs), b.programs._programs) == (0, {})
 
 
 def test_messages_are_numbered_per_program(bench: Any) -> None:

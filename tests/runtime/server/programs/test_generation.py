@@ -27,6 +27,7 @@ def test_output_of_a_gen_is_appended_to_the_state(bench: Any, greedy: Sampler) -
     b.run()
     assert b.value(0).samples == (wire.Sample(" world", "stop", IM_END, b.value(0).usage.generated),)
     assert b.text(1) == "hello world!"
+    assert not b.messages(wire.Delta), "the gen does not stream"
 
 
 def test_engine_receives_ids_stops_sampling_and_seed(bench: Any, words: Tokenizer) -> None:
@@ -200,13 +201,6 @@ def test_pieces_of_a_stream_have_their_logprobs(bench: Any, greedy: Sampler) -> 
     b.submit(Gen(0, 1, greedy(), stream=True))
     b.run()
     assert not any(delta.logprobs for delta in b.messages(wire.Delta) if delta.ref == 1)
-
-
-def test_gen_without_stream_sends_no_deltas(bench: Any, greedy: Sampler) -> None:
-    b = bench({"a": "one two"})
-    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
-    b.run()
-    assert not b.messages(wire.Delta)
 
 
 def test_state_continues_with_the_first_of_n_samples(bench: Any, words: Tokenizer) -> None:

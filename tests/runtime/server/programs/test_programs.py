@@ -273,6 +273,7 @@ def test_forgotten_client_leaves_no_requests(bench: Any, greedy: Sampler) -> Non
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), program=1)
     b.send(wire.Submit(0, 0, (Append(0, ("a",)), Gen(0, 0, greedy(max_tokens=2)))), b"other")
     b.leave()
+    assert list(b.programs._programs) == [b"other"]
     assert sorted(b.engine.aborted) == [0, 1]
     b.run()
     assert [(c, m.ref) for c, m in b.sent] == [(b"other", 0)]

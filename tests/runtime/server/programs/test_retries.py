@@ -81,6 +81,7 @@ def test_unrelated_results_are_ignored_and_readers_wait(bench: Any, greedy: Samp
     b.submit(
         Append(0, ("a",)), Gen(0, 0, greedy(), retries=1), wire.Fork(0, (1,)), Append(1, (Ref(0), "!")), Read(1, 1)
     )
+    b.submit(Results(0, 0, 0, ("early",)))
     b.run()
     b.submit(Results(0, 9, 0, ("x",)), Results(0, 0, 7, ("x",)), Results(1, 0, 0, ("x",)))
     b.run()

@@ -86,22 +86,15 @@ def test_calls_are_sent_and_results_appended_as_turns(begin: Callable[..., Any])
     )
     assert (called(b).round, called(b).text) == (0, turn)
     assert b.messages(wire.Value) == []
+    first = b.ids()
     b.submit(Results(0, 0, 0, ("one", "two")), Read(0, 1))
     b.run()
     assert b.text(0) == "done"
     answers = "".join(f"<|im_start|>tool\n{result}<|im_end|>\n" for result in ("one", "two"))
     assert b.prompts()[1] == f"{START}{turn}<|im_end|>\n{answers}{OPEN}"
-    assert b.text(1) == b.prompts()[1] + "done<|im_end|>\n"
-
-
-def test_next_round_keeps_the_generated_tokens(begin: Callable[..., Any]) -> None:
-    turn = call("f", x=1)
-    b = begin({f"ask<|im_end|>\n{OPEN}": turn, f"one<|im_end|>\n{OPEN}": "done"})
-    first = b.ids()
-    b.submit(Results(0, 0, 0, ("one",)))
-    b.run()
     output_ids = b.words.encode([TextSpan(turn)])
     assert b.ids()[: len(first) + len(output_ids)] == first + output_ids, "the generated tokens are kept"
+    assert b.text(1) == b.prompts()[1] + "done<|im_end|>\n"
 
 
 def test_usage_sums_over_all_turns(begin: Callable[..., Any]) -> None:
@@ -200,7 +193,6 @@ def test_results_are_the_only_ops_after_the_last_message(bench: Any, greedy: Sam
     assert b.failed(None).code == "bad_message"
     assert "Read after its last message" in b.failed(None).message
     assert len(b.programs) == 0
-    assert len(b.programs) == 0
 
 
 def test_calls_beyond_max_rounds_fail(begin: Callable[..., Any]) -> None:
@@ -209,11 +201,7 @@ def test_calls_beyond_max_rounds_fail(begin: Callable[..., Any]) -> None:
     b.run()
     assert b.failed(0).code == "tool"
     assert b.failed(0).message == "the model still calls tools (f, g) after 1 rounds, the most that max_rounds allows"
-
-
-def test_zero_rounds_allow_no_calls(begin: Callable[..., Any]) -> None:
-    b = begin({OPEN: call("f")}, tools=wire.Tools(TOOLS.specs, max_rounds=0))
-    assert b.failed(0).code == "tool"
+    assert begin({OPEN: call("f")}, tools=wire.Tools(TOOLS.specs, max_rounds=0)).failed(0).code == "tool"
 
 
 def test_wrong_number_of_results_fails(begin: Callable[..., Any]) -> None:
