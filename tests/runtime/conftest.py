@@ -63,6 +63,19 @@ def fake_model(tiny: ModuleType, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def other_model(tiny: ModuleType, tmp_path: Path) -> Callable[..., Path]:
+    """`other_model("name", say={...}, weights="...")`: another model directory with the same tokenizer."""
+
+    def make(name: str, **rule: Any) -> Path:
+        (path := tmp_path / name).mkdir()
+        tiny.make_tokenizer(path)
+        (path / "fake.json").write_text(json.dumps(rule))
+        return path
+
+    return make
+
+
+@pytest.fixture
 def serve(boot: tuple[str, ...], fake_model: Callable[..., Path]) -> Iterator[Callable[..., launch.ServerProcess]]:
     """`serve(say={...}, options={...}) -> ServerProcess`: a running server, closed after the test."""
     with ExitStack() as stack:

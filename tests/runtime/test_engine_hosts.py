@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import socket
@@ -184,11 +183,9 @@ def test_request_that_kills_engines_of_two_hosts_is_given_up(hosts: Hosts, fault
 
 
 @pytest.mark.long
-def test_engine_that_differs_is_refused_with_the_reason(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+def test_engine_that_differs_is_refused_with_the_reason(hosts: Hosts, other_model: Callable[..., Path]) -> None:
     hosts.start(1, say={"count": OUTPUT})
-    (other := tmp_path / "other").mkdir()
-    tiny.make_tokenizer(other)
-    (other / "fake.json").write_text('{"context": 100}')
+    other = other_model("other", context=100)
     refused = hosts.host(model=str(other))
     assert refused.wait(60) == 1
     assert text(hosts.submit()) == OUTPUT
@@ -202,25 +199,22 @@ def test_engine_that_differs_is_refused_with_the_reason(hosts: Hosts, tmp_path: 
 
 
 @pytest.mark.long
-def test_host_that_lacks_an_adapter_is_refused_with_the_reason(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+def test_host_that_lacks_an_adapter_is_refused_with_the_reason(hosts: Hosts, other_model: Callable[..., Path]) -> None:
     c = hosts.start(1, say={"count": OUTPUT}, step_ms=5)
     c.ask("load_adapter", name="a", path="/a")
     programs = [hosts.submit(f"{k} count") for k in range(4)]
-    (other := tmp_path / "other").mkdir()
-    tiny.make_tokenizer(other)
-    (other / "fake.json").write_text(json.dumps({"say": {"count": OUTPUT}, "adapters": {"a": ""}}))
+    other = other_model("other", say={"count": OUTPUT}, adapters={"a": ""})
     assert hosts.host(model=str(other)).wait(60) == 1
     assert [text(program) for program in programs] == [OUTPUT] * 4
     assert c.ask("info")["adapters"] == ["a"]
     assert list(hosts.engines()) == ["0"]
 
 
-def test_host_that_starts_with_other_files_of_an_adapter_is_refused(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+def test_host_that_starts_with_other_files_of_an_adapter_is_refused(
+    hosts: Hosts, other_model: Callable[..., Path]
+) -> None:
     """Its digest replaced that of the first engine, which then refused all requests with the adapter."""
-    (other := tmp_path / "other").mkdir()
-    tiny.make_tokenizer(other)
-    rule = {"say": {"count": OUTPUT}, "adapters": {"a": "other files"}, "load_seconds": 6}
-    (other / "fake.json").write_text(json.dumps(rule))
+    other = other_model("other", say={"count": OUTPUT}, adapters={"a": "other files"}, load_seconds=6)
     c = hosts.start(1, {"adapters": {"a": "/a"}}, str(other), say={"count": OUTPUT}, load_seconds=1)
     assert hosts.hosts[1].wait(60) == 1
     assert len(hosts.engines()) == 1  # engines are numbered as their hosts connect
@@ -574,13 +568,11 @@ def test_refusal_of_a_tokenizer_blames_no_request_and_lasts_as_long_as_the_engin
         host.close()
 
 
-def test_weights_of_a_shared_engine_stay(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+def test_weights_of_a_shared_engine_stay(hosts: Hosts, other_model: Callable[..., Path]) -> None:
     both = TwoServers(hosts, 2, say={"count": OUTPUT})
     both.connect()
     pids = both.pids(0)
-    (new := tmp_path / "new").mkdir()
-    tiny.make_tokenizer(new)
-    (new / "fake.json").write_text('{"weights": "new"}')
+    new = other_model("new", weights="new")
     with pytest.raises(BanyanError, match="shares it with other servers, but its engines must have model="):
         both.clients[0].ask("roll", 60, path=str(new))
     for k in (0, 1):
@@ -590,12 +582,12 @@ def test_weights_of_a_shared_engine_stay(hosts: Hosts, tmp_path: Path, tiny: Any
 
 
 @pytest.mark.long
-def test_weights_change_without_a_host_that_dies_while_it_loads_them(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+def test_weights_change_without_a_host_that_dies_while_it_loads_them(
+    hosts: Hosts, other_model: Callable[..., Path]
+) -> None:
     """The change waited for another host, and every other change waited for its end."""
     c = hosts.start(2, say={"count": OUTPUT}, weights="old")
-    (new := tmp_path / "new").mkdir()
-    tiny.make_tokenizer(new)
-    (new / "fake.json").write_text(json.dumps({"say": {"count": "new"}, "weights": "new", "load_seconds": 2}))
+    new = other_model("new", say={"count": "new"}, weights="new", load_seconds=2)
     with ThreadPoolExecutor() as threads:
         rolled = threads.submit(c.ask, "roll", 60, path=str(new))
         wait_until(lambda: "starting" in hosts.states(), "an engine that loads", seen=hosts.states)
@@ -607,13 +599,11 @@ def test_weights_change_without_a_host_that_dies_while_it_loads_them(hosts: Host
 
 @pytest.mark.long
 def test_host_that_joins_before_the_first_engine_with_new_weights_has_them(
-    hosts: Hosts, tmp_path: Path, tiny: Any
+    hosts: Hosts, tmp_path: Path, other_model: Callable[..., Path]
 ) -> None:
     """It was refused, because its weights were not those of the running engines."""
     c = hosts.start(2, say={"count": OUTPUT}, pause=9, weights="old")
-    (new := tmp_path / "new").mkdir()
-    tiny.make_tokenizer(new)
-    (new / "fake.json").write_text(json.dumps({"say": {"count": "new"}, "weights": "new"}))
+    new = other_model("new", say={"count": "new"}, weights="new")
     programs = [hosts.submit(f"{k} count") for k in range(4)]
     wait_until(lambda: c.ask("stats")["replicas"]["0"]["engine"].get("running"), "requests on engine 0")
     c.ask("stats")  # engine 0 answers after a step, so its requests have output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -242,19 +241,6 @@ def test_hit_rate_is_nearly_that_of_one_engine_with_the_same_memory() -> None:
         assert cache["n_leased"] == 0
         rates[n] = cache["n_hit_tokens"] / cache["n_query_tokens"]
     assert min(rates[2], rates[4]) > 0.95 * rates[1], rates
-
-
-@pytest.fixture
-def other_model(tiny: Any, tmp_path: Path) -> Callable[..., Path]:
-    """`other_model("name", say={...}, weights="...")`: a model directory with the tokenizer of `join`'s."""
-
-    def make(name: str, **rule: Any) -> Path:
-        (path := tmp_path / name).mkdir()
-        tiny.make_tokenizer(path)
-        (path / "fake.json").write_text(json.dumps(rule))
-        return path
-
-    return make
 
 
 class Resting:
