@@ -249,7 +249,7 @@ class Server:
             stats=self._stats,
             info=self._info,
             programs=self.programs.overview,
-            check=lambda: self.programs.check(self.requests),
+            check=self.programs.check,
             on_counters=self.observer.counters,
             change=lambda ask, then: self.changes.change(ask, then),
             offload=self._offload,

@@ -316,7 +316,7 @@ class ServerInProcess:
                     yield ()
                 else:
                     raise Violation("stuck", f"the loop still has work after {MAX_ROUNDS} rounds")
-                if problem := self._server.programs.check(self._server.requests):
+                if problem := self._server.programs.check():
                     raise Violation("check", problem)
             case "empty":
                 yield from self._leave_all()

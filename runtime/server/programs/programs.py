@@ -20,7 +20,7 @@ from banyan.runtime.executor.state import RunningState
 from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
-from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo, StreamPiece, internal_error
+from banyan.runtime.server.engine_link.requests import SchedulingInfo, StreamPiece, internal_error
 from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
 from banyan.runtime.server.policy.tenants import salted
@@ -87,8 +87,9 @@ class Programs(ProgramObserver):
         """Which programs run and which have ended; see Overview.of."""
         return self._overview.of(chain.from_iterable(programs.values() for programs in self._programs.values()))
 
-    def check(self, requests: EngineRequests) -> str:
+    def check(self) -> str:
         """Check that the state of the programs is consistent, between two messages. Returns what is wrong, or ""."""
+        requests = self.generator.requests
         if (n := len(self) + len(requests)) > CHECKED:
             return f"{n} programs and requests are too many to be checked at once; at most {CHECKED} are"
         owned: list[int] = []

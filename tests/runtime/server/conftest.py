@@ -149,7 +149,7 @@ class Bench:
         seq = self._seq.get(program, 0)
         self._seq[program] = seq + 1
         self.send(wire.Submit(program=program, seq=seq, ops=ops, last=last, name="test"), client)
-        assert self.programs.check(self.requests) == ""
+        assert self.programs.check() == ""
 
     def send(self, message: wire.Submit | wire.Define, client: bytes = b"me") -> None:
         match decoders.decode_sliced(wire.encode(message)):
@@ -182,7 +182,7 @@ class Bench:
                 elif isinstance(report, wire.Failed):
                     self.requests.refused(report, self.route)
             self._do()
-            assert self.programs.check(self.requests) == ""
+            assert self.programs.check() == ""
 
     def replace_engine(self, death: Death) -> None:
         """The engine dies with everything it runs, and another takes over."""

@@ -18,7 +18,7 @@ def submit(b: Any, limits: ProgramLimits | None, *ops: wire.Op, program: int = 0
 def advance(b: Any, seconds: float) -> None:
     b.now += seconds
     b.timers.run()
-    assert b.programs.check(b.requests) == ""
+    assert b.programs.check() == ""
 
 
 def test_timers_run_in_order() -> None:

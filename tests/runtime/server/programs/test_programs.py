@@ -450,15 +450,15 @@ def test_check_names_violated_invariants(bench: Any, greedy: Sampler) -> None:
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     (program,) = b.programs._programs[b"me"].values()
     b.requests._living[77] = b.requests._living[0]
-    assert "77" in b.programs.check(b.requests)
+    assert "77" in b.programs.check()
     del b.requests._living[77]
     program.running.clear()
-    assert "generations have []" in b.programs.check(b.requests)
+    assert "generations have []" in b.programs.check()
     program.running.add(program.states[0])
     program._ready.append(program.states[0])
-    assert "could go on" in b.programs.check(b.requests)
+    assert "could go on" in b.programs.check()
     program._ready.clear()
-    assert b.programs.check(b.requests) == ""
+    assert b.programs.check() == ""
 
 
 # ---- adopt ---------------------------------------------------------------------------------------------------------
