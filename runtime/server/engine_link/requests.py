@@ -211,35 +211,25 @@ class EngineRequests:
 
     def start(
         self,
-        ids: bytes,
-        sampling: wire.Sampling,
+        run: wire.Run,
         done: Callable[[EngineRequest], None],
         *,
         owner: RequestOwner,
-        order: tuple[int, ...],
         turn_ends: Sequence[int] = (),
-        seed: int = 0,
-        sample: int = 0,
-        score_from: int = -1,
         listener: Listener | None = None,
         visible: Collection[int] = (),
-        priority: int | None = None,
-        deadline: float = 0.0,
-        adapter: bytes = b"",
-        images: tuple[wire.ImageRows, ...] = (),
         files: tuple[ImageFile, ...] = (),
     ) -> EngineRequest:
         """Send a request to the engine. Calls `done` once, when the request has ended.
 
-        ids: the prompt, int32. order: as in wire.Run; it begins with the numbers of the program and of the state.
-        turn_ends: ids that end the output, unless the sampling parameters have ignore_eos. visible: ids of special
-        tokens that the output text contains. priority, deadline: of this request; None and 0.0: those of the owner
-        apply. adapter: the digest of the LoRA adapter that computes the request; b"": none. images: where rows of
-        images lie in the prompt. files: the images.
+        run: the request. It still has its stop strings and patterns; its rid, stop_ids, client and namespace are set
+        here, and its deadline, if it has none, is that of the owner. turn_ends: ids that end the output, unless the
+        sampling parameters have ignore_eos. visible: ids of special tokens that the output text contains. files: the
+        images of the prompt.
 
         Raises BadProgram if a stop id is out of range, and Overloaded if the client's prompts would take too many
         bytes."""
-        tokens = self._tokenizer
+        tokens, sampling = self._tokenizer, run.sampling
         n_ids = self._n_vocabulary or 1 << 31
         for i in sampling.stop_token_ids:
             if not 0 <= i < n_ids:
@@ -251,29 +241,22 @@ class EngineRequests:
         if not sampling.min_tokens:  # before min_tokens the engine draws no stop id, but may draw these
             stop_strings = stop_strings.union(*(tokens.stop_ids(stop) for stop in sampling.stop)) - stops
         info = owner.scheduling
-        self.check_room(info.client, len(ids))
-        run = wire.Run(
+        self.check_room(info.client, len(run.ids))
+        run = msgspec.structs.replace(
+            run,
             rid=self._n_started,
-            ids=ids,
-            sampling=sampling,
             stop_ids=pack(sorted(stops | stop_strings)),
-            seed=seed,
-            sample=sample,
-            score_from=score_from,
-            namespace=adapted(info.namespace, adapter),
-            order=order,
+            namespace=adapted(info.namespace, run.adapter),
             client=info.client,
-            priority=info.priority if priority is None else priority,
-            deadline=deadline or info.deadline,
-            adapter=adapter,
-            images=images,
+            deadline=run.deadline or info.deadline,
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
         record = owner.record(run, visible)  # first, since it raises if the journal is full
         if sampling.stop or sampling.stop_regex:  # the engine works on ids only
-            sampling = msgspec.structs.replace(sampling, stop=(), stop_regex=())
-        run = msgspec.structs.replace(run, sampling=sampling, seed=seed if record is None else record.seed)
+            run = msgspec.structs.replace(run, sampling=msgspec.structs.replace(sampling, stop=(), stop_regex=()))
+        if record is not None:
+            run = msgspec.structs.replace(run, seed=record.seed)
         request = EngineRequest(run, owner, text, done, self.routes.place(run, info.weights), self.clock())
         request.stop_strings, request.listener = stop_strings, listener
         request.files, request.record = files, record

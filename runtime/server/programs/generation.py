@@ -501,26 +501,19 @@ class GenAttempt(EngineAttempt):
         first = max(1, sampling.logprob_start)
         has_prompt_logprobs = sampling.logprobs and sampling.logprob_start >= 0 and first < len(ids) // 4
         seed = self._seed(sampling.seed)
+        priority = self._program.scheduling.priority if op.priority is None else op.priority
+        deadline = self._ready + op.deadline if op.deadline else 0.0
 
         def start_sample(k: int) -> EngineRequest:
+            score_from = first if has_prompt_logprobs and k == 0 else -1
+            run = wire.Run(
+                0, ids, sampling, seed=seed, sample=k, score_from=score_from, order=(*self._order, k),
+                priority=priority, deadline=deadline, adapter=self._adapter, images=images,
+            )  # fmt: skip
             return self._engine.start(
-                ids,
-                sampling,
-                self._request_ended,
-                owner=self._program,
-                order=(*self._order, k),
-                turn_ends=turn_ends,
-                seed=seed,
-                sample=k,
-                score_from=first if has_prompt_logprobs and k == 0 else -1,
-                listener=None if k else listener,
-                visible=visible,
-                priority=op.priority,
-                deadline=self._ready + op.deadline if op.deadline else 0.0,
-                adapter=self._adapter,
-                images=images,
-                files=files,
-            )
+                run, self._request_ended, owner=self._program, turn_ends=turn_ends,
+                listener=None if k else listener, visible=visible, files=files,
+            )  # fmt: skip
 
         self._start_each(sampling.n, start_sample)
 
@@ -788,12 +781,12 @@ class SelectAttempt(EngineAttempt):
 
         def start_choice(k: int) -> EngineRequest:
             ids, start = self._scored[k]
-            order = (*self._order, k)
             images, files = self._images if k < len(self.op.choices) else ((), ())
-            return self._engine.start(
-                ids, sampling, self._request_ended, owner=self._program, order=order, score_from=start,
-                seed=seed, adapter=self._adapter, images=images, files=files,
+            run = wire.Run(
+                0, ids, sampling, seed=seed, score_from=start, order=(*self._order, k),
+                priority=self._program.scheduling.priority, adapter=self._adapter, images=images,
             )  # fmt: skip
+            return self._engine.start(run, self._request_ended, owner=self._program, files=files)
 
         self._start_each(len(self._scored), start_choice)
 

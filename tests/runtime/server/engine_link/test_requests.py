@@ -206,6 +206,10 @@ def test_stopped_suspect_does_not_block_others(bench: Any, greedy: Sampler) -> N
     assert b.text(0, program=1) == "one"
 
 
+def run_of(sampling: wire.Sampling = wire.Sampling()) -> wire.Run:  # noqa: B008 (it is frozen)
+    return wire.Run(0, pack([1]), sampling, order=(0, 0))
+
+
 class Owner:
     """The program of requests in a test."""
 
@@ -229,7 +233,7 @@ def test_engine_is_told_the_end_of_a_program_after_the_aborts_of_its_requests(wo
     requests = EngineRequests(words, None, call_later=calls.append, is_late=lambda: True)
     requests.add_engine(commands.append)
     started = [
-        requests.start(pack([5]), wire.Sampling(), lambda request: None, owner=Owner(), order=(7, 0, k, 0))
+        requests.start(wire.Run(0, pack([5]), order=(7, 0, k, 0)), lambda request: None, owner=Owner())
         for k in range(3)
     ]
     commands.clear()
@@ -256,7 +260,7 @@ def test_durable_request_whose_engine_is_lost_before_its_output_is_restored_is_s
     requests = EngineRequests(words, None, call_later=calls.append)
     for name in "01":
         requests.add_engine(commands.append, name)
-    request = requests.start(pack([1]), wire.Sampling(), lambda r: None, owner=Durable(), order=(0, 0))
+    request = requests.start(run_of(), lambda r: None, owner=Durable())
     getattr(requests, lose)(request.route)
     while calls:
         calls.pop(0)()
@@ -268,7 +272,7 @@ def test_eos_ids_beyond_the_vocabulary_are_not_sent(words: Tokenizer) -> None:
     commands: list[Any] = []
     requests = EngineRequests(words, 2)
     requests.add_engine(commands.append)
-    requests.start(pack([1]), wire.Sampling(stop_token_ids=(1,)), lambda r: None, owner=Owner(), order=(0, 0))
+    requests.start(run_of(wire.Sampling(stop_token_ids=(1,))), lambda r: None, owner=Owner())
     assert unpack(commands[0].stop_ids) == [1]
 
 
@@ -276,7 +280,7 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     ended: list[Any] = []
     requests = EngineRequests(words, None)
     requests.add_engine(lambda command: None)
-    requests.start(pack([1]), wire.Sampling(logprobs=True, top_logprobs=2), ended.append, owner=Owner(), order=(0, 0))
+    requests.start(run_of(wire.Sampling(logprobs=True, top_logprobs=2)), ended.append, owner=Owner())
     the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
     top = wire.TopLogprobs(-0.5, pack([the, fox]), array("f", [-0.5, -1.5]).tobytes())
     step = wire.Step(array("q", [0]).tobytes(), pack([1]), pack([the]), {0: (top,)}, (wire.Finish(0, "length"),))
@@ -298,9 +302,7 @@ def test_requests_are_stopped_as_far_as_there_is_time(words: Tokenizer) -> None:
     commands: list[Any] = []
     requests = EngineRequests(words, None, call_later=calls.append, is_late=lambda: True)
     requests.add_engine(commands.append)
-    started = [
-        requests.start(pack([1]), wire.Sampling(), lambda r: None, owner=Owner(), order=(0, 0)) for _ in range(3)
-    ]
+    started = [requests.start(run_of(), lambda r: None, owner=Owner()) for _ in range(3)]
     requests.abort(*started)
     assert len(requests) == 0
     for n_told in (1, 2, 3):
@@ -314,8 +316,8 @@ def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
     requests = EngineRequests(words, None)
     requests.add_engine(lambda command: None)
     ended: list[Any] = []
-    first = requests.start(pack([1]), wire.Sampling(), ended.append, owner=Owner(), order=(0, 0))
-    requests.start(pack([1]), wire.Sampling(), ended.append, owner=Owner(), order=(0, 0))
+    first = requests.start(run_of(), ended.append, owner=Owner())
+    requests.start(run_of(), ended.append, owner=Owner())
     requests.abort(first)
     finished = (wire.Finish(0, "abort"), wire.Finish(1, "length"))
     step = wire.Step(array("q", [0, 1]).tobytes(), pack([2, 1]), pack([67, 68, 69]), {}, finished)

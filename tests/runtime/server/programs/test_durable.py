@@ -536,8 +536,8 @@ def test_request_whose_stops_have_changed_is_generated_anew(
         commands: list[Any] = []
         requests = EngineRequests(words, None)
         requests.add_engine(commands.append)
-        owner = Owner(diary)
-        request = requests.start(pack(ids), sampling, lambda r: None, owner=owner, order=(0, 0), **options)
+        started = wire.Run(0, pack(ids), sampling, order=(0, 0))
+        request = requests.start(started, lambda r: None, owner=Owner(diary), **options)
         return request, commands
 
     with contextlib.ExitStack() as stack:
