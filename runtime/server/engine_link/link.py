@@ -247,7 +247,9 @@ class EngineConnection:
                 self._n_silent = 0
                 report = self._read(data)
                 if isinstance(report, wire.Ready):
-                    self._start_sending(report)
+                    self.ready = report
+                    if self._vocabulary is not None:
+                        self._send(wire.encode(self._vocabulary))
                 self._steps = chain(self._send_queued(), handle(report), (None,))
             except zmq.Again:
                 self.is_busy = False
@@ -257,11 +259,6 @@ class EngineConnection:
                 self._bad_report = f"it sent an invalid report: {e!r}"
                 self._kill()
                 return  # a socket that fails once may fail without end; the next call drops what else has arrived
-
-    def _start_sending(self, ready: wire.Ready) -> None:
-        self.ready = ready
-        if self._vocabulary is not None:
-            self._send(wire.encode(self._vocabulary))
 
     def listen(self) -> None:
         """Have the engine report, from now on, what its radix tree stores and evicts (TreeEvents). Does nothing if the

@@ -132,8 +132,10 @@ class Programs(ProgramObserver):
                 self._quota.begin(program)
                 if message.limits is not None:
                     self._limiter.begin(program, message.limits)
-                    if message.limits.durable:
-                        self._make_durable(program, message.limits.durable)
+                    if name := message.limits.durable:
+                        before = self._durables.begin(program, program.scheduling.namespace, name)
+                        if before is not None:
+                            self._end(before, TAKEN_OVER)
             program.is_queueing = True
             for data in message.ops:
                 op = _decode(data)
@@ -171,11 +173,6 @@ class Programs(ProgramObserver):
         self.n_started += 1
         self._kv_hints.begin(program.serial, program.name, scheduling.namespace)
         return program
-
-    def _make_durable(self, program: RunningProgram, name: str) -> None:
-        before = self._durables.begin(program, program.scheduling.namespace, name)
-        if before is not None:
-            self._end(before, TAKEN_OVER)
 
     def _small(self, program: RunningProgram, op: wire.Op) -> Iterable[wire.Op]:
         """Split an op that is too large for one step into smaller ops that do the same."""
