@@ -147,8 +147,8 @@ def test_adapter_whose_name_was_removed_is_unloaded_when_the_engine_that_loads_a
 def test_adapter_that_one_of_two_engines_cannot_load_leaves_the_other(words: Tokenizer) -> None:
     asked = AskedPair(words)
     asked.ask("load_adapter", "a")
-    asked.questions.receive(wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode()), "0")
-    asked.questions.receive(wire.Answer(asked.to_engine[0].id, False, b"no room"), "1")
+    asked.answer(b"A", at=0)
+    asked.answer(error="no room", at=0, name="1")
     assert [(one.ok, one.body) for one in asked.sent] == [(False, b"no room")]
     assert [(one.what, one.name) for one in asked.to_engine[2:]] == [("unload_adapter", b"A".hex())] * 2
 
@@ -326,10 +326,10 @@ def test_engine_that_died_while_an_adapter_was_loaded_loads_it_later(words: Toke
     asked = AskedPair(words)
     asked.ask("load_adapter", "a")
     asked.questions.fail("0", "it died")
-    asked.questions.receive(wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode()), "1")
+    asked.answer(b"A", at=0, name="1")
     assert asked.adapters.digest("a") == b"A"
     assert [one.what for one in asked.to_engine] == ["load_adapter"] * 3, "for each, and once more for engine 0"
-    asked.questions.receive(wire.Answer(asked.to_engine[-1].id, True, json.dumps(b"A".hex()).encode()), "0")
+    asked.answer(b"A")
     assert len(asked.to_engine) == 3
     assert [one.ok for one in asked.sent] == [True]
 
@@ -338,11 +338,10 @@ def test_engine_that_died_after_it_had_loaded_an_adapter_loads_it_again(words: T
     """The engine that takes its place loads the adapter too."""
     asked = AskedPair(words)
     asked.ask("load_adapter", "a")
-    loaded = wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode())
-    asked.questions.receive(loaded, "0")
+    asked.answer(b"A", at=0)
     asked.questions.fail("0", "it died")
     asked.questions.reload_adapters(asked.engines[0])
-    asked.questions.receive(loaded, "1")
+    asked.answer(b"A", at=0, name="1")
     assert [one.what for one in asked.to_engine] == ["load_adapter"] * 3, "for each, and once more for engine 0"
     assert [one.ok for one in asked.sent] == [True]
 
@@ -355,11 +354,10 @@ def test_engine_that_gets_other_weights_loads_an_adapter_that_others_still_load(
     rest["start"] = lambda engine: engine.link.start()
     changes = EngineChanges(config.make(), Path(), replicas, replicas, asked.questions, ray=None, **rest)
     asked.ask("load_adapter", "a")
-    loaded = wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode())
-    asked.questions.receive(loaded, "0")
+    asked.answer(b"A", at=0)
     asked.engines[0].link.start = lambda: asked.to_engine.append("start")
     changes.restart(asked.engines[0], "new")
-    asked.questions.receive(loaded, "1")
+    asked.answer(b"A", at=0, name="1")
     assert [getattr(one, "what", one) for one in asked.to_engine] == [*["load_adapter"] * 2, "start", "load_adapter"]
     assert [one.ok for one in asked.sent] == [True]
 

@@ -135,12 +135,13 @@ def release_encodings(b: Any) -> None:
         encode()
 
 
-@examples(
-    15,
-    100,
-    given(ops=program(may_drop=False), data=st.data()),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+def any_program(may_drop: bool = False) -> Any:
+    """Runs a test with programs `ops`, and with `data` to draw more from."""
+    given_ops = given(ops=program(may_drop=may_drop), data=st.data())
+    return examples(15, 100, given_ops, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@any_program()
 def test_values_and_streams_agree_with_the_interpreter(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     b = bench()
     run_ops(b, list(ops), data)
@@ -154,12 +155,7 @@ def test_values_and_streams_agree_with_the_interpreter(bench: Any, ops: list[wir
     assert [m.seq for _, m in b.sent] == list(range(len(b.sent)))
 
 
-@examples(
-    15,
-    100,
-    given(ops=program(may_drop=True), data=st.data()),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@any_program(may_drop=True)
 def test_every_value_resolves_once_when_states_are_dropped(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     b = bench()
     run_ops(b, list(ops), data)
@@ -176,12 +172,7 @@ def test_every_value_resolves_once_when_states_are_dropped(bench: Any, ops: list
     assert (len(b.programs), len(b.requests)) == (0, 0)
 
 
-@examples(
-    15,
-    100,
-    given(ops=program(may_drop=False), data=st.data()),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@any_program()
 def test_template_gives_the_values_of_its_ops(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     """The values and the token ids agree, alone and inside another program, with any texts as arguments."""
     args: list[str] = []
@@ -209,12 +200,7 @@ def test_template_gives_the_values_of_its_ops(bench: Any, ops: list[wire.Op], da
     assert _prompts(alone) == _prompts(embedded) == _prompts(direct)
 
 
-@examples(
-    15,
-    100,
-    given(ops=program(may_drop=False), data=st.data()),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@any_program()
 def test_pauses_change_no_value(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     """A program that pauses wherever it can, and one that never does, get the same values from the same prompts."""
     benches = [bench(), bench(is_late=lambda: True), bench(is_late=lambda: data.draw(st.booleans()))]

@@ -107,6 +107,7 @@ def wait_for_tokens(server: launch.ServerProcess, n: int) -> None:
 
 
 GREEDY = wire.Sampling(max_tokens=400, temperature=0.0)
+ONE = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
 AFTER_A_LOSS = 1 << 32
 """The number of the first program of a client that has lost one server (Client._numbers)."""
 
@@ -123,7 +124,7 @@ def test_durable_program_continues_after_a_kill_and_others_fail(
     )  # fmt: skip
     program = submit_durable(c, *ops)
     other = c.program()
-    other.submit([wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)])
+    other.submit(list(ONE))
     wait_for_tokens(server, 10)
     (path,) = files(server)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -189,7 +190,7 @@ def test_durable_program_survives_kills_of_server_and_engine(
     restart: Start, connect: Any, resume_engines: Callable[[], None]
 ) -> None:
     server = restart()
-    program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    program = submit_durable(connect(server), *ONE)
     for k in (5, 20, 35):  # each engine generates 15 tokens
         wait_for_tokens(server, k)
         kill(server)
@@ -201,9 +202,8 @@ def test_durable_program_survives_kills_of_server_and_engine(
 
 def test_reconnected_client_finds_its_tokens(restart: Start, connect: Any, resume_engines: Callable[[], None]) -> None:
     server = restart()
-    ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     first = connect(server)
-    submit_durable(first, *ops, key="job")
+    submit_durable(first, *ONE, key="job")
     wait_for_tokens(server, 10)
     first.close()
     second = connect(server)
@@ -211,18 +211,17 @@ def test_reconnected_client_finds_its_tokens(restart: Start, connect: Any, resum
     n_before = len(journal_tokens(server))
     assert len(files(server)) == 1, "the journal is kept for a new client"
     resume_engines()
-    assert text(submit_durable(second, *ops, key="job"), 0) == TWOS
+    assert text(submit_durable(second, *ONE, key="job"), 0) == TWOS
     assert n_before > 10
     wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
 
 
 def test_later_program_with_the_same_key_takes_over(restart: Start, resume_engines: Callable[[], None]) -> None:
     server = restart()
-    ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     with contextlib.closing(client.connect(server.socket, 60)) as c:
-        first = submit_durable(c, *ops, key="same")
+        first = submit_durable(c, *ONE, key="same")
         wait_for_tokens(server, 5)
-        second = submit_durable(c, *ops, key="same")
+        second = submit_durable(c, *ONE, key="same")
         with pytest.raises(RuntimeLost, match="took this durable program over"):
             first.future(0).result(30)
         resume_engines()
@@ -283,10 +282,9 @@ def test_program_that_a_restarted_server_cannot_take_fails_alone(
 ) -> None:
     server = restart()
     c = connect(server)
-    ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
-    large = submit_durable(c, *ops, key="large", last=False)
+    large = submit_durable(c, *ONE, key="large", last=False)
     large.submit([wire.Select(0, 1, ("a" * 100_000, "b"))], last=True)
-    small = submit_durable(c, *ops, key="small")
+    small = submit_durable(c, *ONE, key="small")
     wait_for_tokens(server, 5)
     kill(server)
     resume_engines()
@@ -299,7 +297,7 @@ def test_program_that_a_restarted_server_cannot_take_fails_alone(
 
 def test_cancel_works_without_a_server(restart: Start, connect: Any) -> None:
     server = restart()
-    program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    program = submit_durable(connect(server), *ONE)
     wait_for_tokens(server, 5)
     kill(server)
     wait_until(lambda: program._futures._connection.lost is not None, "the news of the server's death")
@@ -313,7 +311,7 @@ def test_lost_server_raises_after_the_reconnect_timeout(
 ) -> None:
     monkeypatch.setattr("banyan.runtime.client.client.RECONNECT_TIMEOUT", 1.0)
     server = restart()
-    program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    program = submit_durable(connect(server), *ONE)
     wait_for_tokens(server, 5)
     kill(server)
     with pytest.raises(RuntimeLost, match="did not come back within 1 s"):
@@ -330,7 +328,7 @@ def test_unexpected_error_of_a_reconnect_is_one_attempt_that_failed(
 ) -> None:
     """The thread that reconnects goes on, so the program does not wait without end."""
     server = restart()
-    program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    program = submit_durable(connect(server), *ONE)
     wait_for_tokens(server, 5)
     make, n_failed = client.Client, 0
 
@@ -388,12 +386,11 @@ def test_last_message_of_a_client_that_left_counts(
     server = restart(
         command=write_boot("from banyan.runtime.server import listeners\nlisteners._BATCH = 10"), say={"one": "two"}
     )
-    gen = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     is_last = isinstance(message, wire.Acknowledge)
     limits = wire.ProgramLimits(durable="k")
     with zmq.Context() as context:
         socket, monitor = ipc.connect(context, server.socket)
-        for sent in (wire.Hello(wire.VERSION), wire.Submit(message.program, 0, gen, last=is_last, limits=limits)):
+        for sent in (wire.Hello(wire.VERSION), wire.Submit(message.program, 0, ONE, last=is_last, limits=limits)):
             socket.send(wire.encode(sent))
         while not isinstance(wire.decode_server(socket.recv()), wire.Value):
             pass
@@ -448,14 +445,14 @@ def test_invalid_durable_programs_are_refused(restart: Start, connect: Any) -> N
 def test_full_journal_fails_with_its_limit(restart: Start, connect: Any) -> None:
     server = restart({"durable_bytes": "500B"})
     with pytest.raises(BanyanError, match=r"the journal of durable programs has \d+ bytes, and may have 500"):
-        submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
+        submit_durable(connect(server), *ONE).future(0).result(60)
 
 
 def test_request_that_does_not_fit_the_journal_leaves_nothing_behind(restart: Start, connect: Any) -> None:
     server = restart({"durable_bytes": "80B"})  # the record that opens a file takes 50 bytes, that of a request 60
     c = connect(server)
     with pytest.raises(BanyanError, match=r"the journal of durable programs has \d+ bytes, and may have 80"):
-        submit_durable(c, wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
+        submit_durable(c, *ONE).future(0).result(60)
     c.ask("check")
 
 
