@@ -247,16 +247,6 @@ def test_guessing_is_slow_and_the_loop_goes_on(
     context.destroy(linger=0)
 
 
-def test_right_token_of_a_client_that_may_not_act_for_another_tenant_is_not_counted_as_wrong(
-    serve: Callable[..., launch.ServerProcess], token_file: Callable[..., str]
-) -> None:
-    server = serve(options={"token_file": token_file(TOKENS)})
-    with contextlib.closing(client.connect(server.socket, 30, OPERATOR)) as ops:
-        with pytest.raises(ConnectFailed, match="only an operator"):
-            client.connect(server.socket, 30, ANN, tenant="bob")
-        assert ops.ask("stats")["server"]["wrong_tokens"] == 0
-
-
 def test_long_token_is_refused_and_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
     monkeypatch.setattr(tenants, "_digest", lambda secret: lengths.append(len(secret)) or b"")
@@ -265,7 +255,7 @@ def test_long_token_is_refused_and_not_hashed(monkeypatch: pytest.MonkeyPatch) -
     assert max(lengths) <= tenants.MAX_TOKEN
 
 
-def test_global_queries_need_an_operator(
+def test_global_queries_and_other_tenants_need_an_operator(
     serve: Callable[..., launch.ServerProcess], token_file: Callable[..., str]
 ) -> None:
     server = serve(options={"token_file": token_file(TOKENS)})
@@ -281,7 +271,10 @@ def test_global_queries_need_an_operator(
         assert set(all_of_it) > set(shown)
         for secret in (all_of_it["model_path"], all_of_it["config"]["token_file"]):
             assert secret not in repr(shown)
-        assert ops.ask("stats")["server"]["clients"] == 2
+        with pytest.raises(ConnectFailed, match="only an operator"):
+            client.connect(server.socket, 30, ANN, tenant="bob")
+        stats = ops.ask("stats")["server"]
+        assert (stats["clients"], stats["wrong_tokens"]) == (2, 0), "its token is right"
         for query in ("stats", "flush", "check", "tree", "events"):
             with pytest.raises(BanyanError, match="'ann' is not an operator"):
                 ann.ask(query)
