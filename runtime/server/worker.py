@@ -718,14 +718,8 @@ class Server:
             start = self.times.clock()
             hosts.receive(self._host_joined)
             if hosts.has_broken():
-                self.timers.call(0.05, self._probe_hosts)  # until libzmq has dropped the peer
+                self.timers.call(0.05, hosts.probe)  # until libzmq has dropped the peer
             self.times.since("hosts", start)
-
-    def _probe_hosts(self) -> None:
-        """Find out which hosts are gone, by sending to each: sending fails if the host is gone."""
-        for replica in self.replicas:
-            if isinstance(replica.link, RemoteLink):
-                replica.link.tell(wire.Ping())
 
     def _host_joined(self, name: str) -> RemoteLink:
         """Returns the connection to use for the engine host `name`, which has connected: the connection of an engine

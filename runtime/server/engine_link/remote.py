@@ -35,12 +35,12 @@ _LOG_SECONDS = 60.0  # refused keys are logged at most once in this time
 class RemoteLink(EngineConnection):
     """The connection to an engine on another machine, and to the engines that replace it.
 
-    send: sends frames to a host, and returns False if it is gone. options: returns the options for an engine that
+    send: sends frames to a host, and calls `lost` if it is gone. options: returns the options for an engine that
     starts.
     """
 
     def __init__(
-        self, send: Callable[[bytes, list[bytes]], bool], options: Callable[[], Config], engine_timeout: float
+        self, send: Callable[[bytes, list[bytes]], None], options: Callable[[], Config], engine_timeout: float
     ) -> None:
         self._send_frames, self._options = send, options
         self.identity = b""
@@ -100,8 +100,8 @@ class RemoteLink(EngineConnection):
 
     def tell(self, message: wire.Wire) -> None:
         """Send a message to the host, not to its engine."""
-        if not self.is_gone and not self._send_frames(self.identity, [b"", wire.encode(message)]):
-            self.lost()
+        if not self.is_gone:
+            self._send_frames(self.identity, [b"", wire.encode(message)])
 
     def _encode(self, command: wire.EngineCommand) -> bytes:
         if isinstance(command, wire.Run) and command.deadline:
@@ -109,8 +109,8 @@ class RemoteLink(EngineConnection):
         return super()._encode(command)
 
     def _send(self, data: bytes) -> None:
-        if not self.is_gone and not self._send_frames(self.identity, [data]):
-            self.lost()
+        if not self.is_gone:
+            self._send_frames(self.identity, [data])
 
     def _next(self) -> bytes:
         if not self._inbox:
@@ -219,22 +219,19 @@ class EngineHosts:
                         link.arrived(rest)
                 else:
                     hello, name = _hello(rest), self._name(frames[-1])
-                    link = join(name)
+                    link = self._links[identity] = join(name)
                     link.attach(identity, name, hello.clock)
-                    self._forget_left()
-                    self._links[identity] = link
+                    self.probe()  # forget those that were dismissed and have left
             except ConnectFailed as e:
                 self._dismiss(identity, e.message)
             except Exception as e:
                 traceback.print_exc()
                 self._dismiss(identity, f"the server cannot read what it sent: {e!r}")
 
-    def _forget_left(self) -> None:
-        """Forget the hosts that were dismissed and have left: send each a Ping, because `send` forgets a host that is
-        gone."""
-        for identity, link in list(self._links.items()):
-            if link.is_gone or link.identity != identity:
-                self.send(identity, [b"", wire.encode(wire.Ping())])
+    def probe(self) -> None:
+        """Find out which hosts are gone, by sending to each."""
+        for identity in list(self._links):
+            self.send(identity, [b"", wire.encode(wire.Ping())])
 
     def _name(self, frame: zmq.Frame) -> str:
         key, address = str(frame.get("User-Id")), str(frame.get("Peer-Address")).removeprefix("::ffff:")
@@ -246,16 +243,16 @@ class EngineHosts:
         if (link := self._links.pop(identity, None)) is not None:
             link.lost(why)
 
-    def send(self, identity: bytes, frames: list[bytes]) -> bool:
-        """Send a message to a host. Returns False if the host is gone."""
+    def send(self, identity: bytes, frames: list[bytes]) -> None:
+        """Send a message to a host. If it is gone, forget it, and tell its link."""
         try:
             self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as e:
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self._links.pop(identity, None)
-            return False
-        return True
+            link = self._links.pop(identity, None)
+            if link is not None and link.identity == identity:  # otherwise another host has replaced this one
+                link.lost()
 
     def has_broken(self) -> bool:
         """Whether a connection broke since the last call."""
