@@ -852,12 +852,7 @@ class Server:
         replica.link.refuse()
         replica.route.is_ready = False
         self.requests.replay(replica.route, Death(why, is_blameless=True, was_ready=False))
-
-        def remove() -> None:
-            if replica in self.replicas:  # its host may be gone meanwhile
-                self.changes.remove(replica, why)
-
-        self._call_soon(remove)  # not now: its link is being read
+        self._call_soon(partial(self.changes.remove, replica, why))  # not now: its link is being read
 
     def _find_weights(self, model: str) -> Path:
         """The directory of `model`, which is to replace the current model. Runs on a thread. Raises if `model` cannot

@@ -110,8 +110,10 @@ class EngineChanges:
             self._scaler.started(time.monotonic() - replica.began)
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        """End an engine for good. If all engines that remain with the same weights are being drained, one of them takes
-        programs again. error: given to those who wait for the engine; "": none."""
+        """End an engine for good, if that has not happened. If all engines that remain with the same weights are being
+        drained, one of them takes programs again. error: given to those who wait for the engine; "": none."""
+        if replica not in self._replicas:
+            return
         self._log("info", f"engine {replica.name} is gone")
         others = [one for one in self._replicas if one is not replica]
         for one in others:
