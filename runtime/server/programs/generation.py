@@ -570,7 +570,8 @@ class ToolTurn(GenAttempt):
         self._filter: CallFilter | None = None
         self._mark_at = -1  # index in the content of a call mark that the text does not show; -1: there is none yet
         self._n_seen = 0  # output tokens that have been searched for that mark
-        self._begins_call = False  # the output must begin with a call; its mark, if calls have one, ends the prompt
+        self._begins_call = False  # the output must begin with a call
+        self._opened = ""  # the mark of that call, which ends the prompt; "": none does, so the output may be prose
         self._is_broken = False  # the output has a part of a call that was cut off, which is no content
         self._answers = False  # this is the second output of a turn that may answer under a constraint
         self._n_refused = 0  # tokens of the first output
@@ -608,6 +609,7 @@ class ToolTurn(GenAttempt):
         # calls have one, is appended to the prompt.
         self._begins_call = tools.must_call and not self._reasons()
         if self._begins_call and (mark := self._generator.call_format.mark):
+            self._opened = mark
             self.prompt.append_part(wire.Raw(mark))
 
     def _n_prepare(self) -> int:
@@ -657,7 +659,7 @@ class ToolTurn(GenAttempt):
         if piece.is_thought or self._answers:
             super()._stream(piece)
             return
-        if self._is_in_call:
+        if self._opened:
             return
         if self._filter is None:
             self._filter = CallFilter(self._generator.call_format, self._stream_text)
@@ -695,9 +697,8 @@ class ToolTurn(GenAttempt):
         spelled = "".join(
             spell(unpack(piece.ids)) if isinstance(piece, GeneratedText) else piece.text for piece in outcome.pieces
         )
-        mark = form.mark if self._begins_call else ""
         is_separated = self._reasoning is not None
-        calls = form.read(mark + outcome.text, mark + spelled, n_before, self._names, is_separated)
+        calls = form.read(self._opened + outcome.text, self._opened + spelled, n_before, self._names, is_separated)
         if self._answers:
             return outcome
         if self._tools.ends_turn:
@@ -712,18 +713,11 @@ class ToolTurn(GenAttempt):
             return outcome
         return outcome._replace(pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
 
-    @property
-    def _is_in_call(self) -> bool:
-        """Whether the output begins inside a call, because a call is required and the prompt ends with the call mark.
-
-        It is False for formats without a mark: the output may then be prose, if no constraint could enforce a call."""
-        return self._begins_call and bool(self._generator.call_format.mark)
-
     def _is_cut(self, outcome: GenOutcome, before: str | None) -> bool:
         """Whether an output without calls ends inside a call, or is a required call that cannot be read. before: the
         text before a call mark; None: there is none."""
         is_part = self._tools.must_call or (self._tools.ends_turn and before is not None)
-        return self._is_in_call or (is_part and outcome.samples[0].finish_reason == "length")
+        return bool(self._opened) or (is_part and outcome.samples[0].finish_reason == "length")
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
         if isinstance(outcome, GenOutcome) and not self._answers and not self.is_over:
