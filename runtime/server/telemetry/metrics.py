@@ -20,7 +20,11 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """The metrics and their HTTP server, which has its own thread, so that it never blocks the server's loop."""
+    """The metrics and their HTTP server, which has its own thread, so that it never blocks the server's loop.
+
+    programs  histogram of the seconds of programs
+    batches   histogram of the requests that got tokens in a step
+    """
 
     def __init__(self, where: str) -> None:
         """where: the address to listen at, as in Config.metrics. Raises ConfigError if the address is in use, or
@@ -41,8 +45,8 @@ class Metrics:
         self._gap = histogram("inter_token", "mean time between two tokens of a request")
         self._queue = histogram("queue", "from sending a request to its start in the engine")
         self._request = histogram("request", "from sending a request to its end")
-        self._program = histogram("program", "from the first message of a program to the end of its last gen")
-        self._batch = prometheus.Histogram(
+        self.programs = histogram("program", "from the first message of a program to the end of its last gen")
+        self.batches = prometheus.Histogram(
             "banyan_batch_requests", "requests that got tokens in a step", registry=self._registry, buckets=ROWS
         )
         self._registry.register(self)
@@ -73,14 +77,6 @@ class Metrics:
             self._first.observe(request.first - request.sent)
             if (n := len(request.ids) // 4) > 1:
                 self._gap.observe((request.ended - request.first) / (n - 1))
-
-    def program(self, seconds: float) -> None:
-        """Record a program that has ended after `seconds`."""
-        self._program.observe(seconds)
-
-    def step(self, n_requests: int) -> None:
-        """Record an engine step that produced tokens for `n_requests` requests."""
-        self._batch.observe(n_requests)
 
     def update(self, counters: dict[str, Any]) -> None:
         """Replace the counters of the engine and the server by newer ones. counters: the server's answer to

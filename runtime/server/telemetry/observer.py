@@ -74,7 +74,7 @@ class Observer:
     def step(self, report: wire.Step) -> None:
         """Record an engine step: how many requests got tokens in it."""
         if self.metrics is not None and report.rids:
-            self.metrics.step(len(report.rids) // 8)
+            self.metrics.batches.observe(len(report.rids) // 8)
 
     def request_ended(self, request: EngineRequest) -> None:
         """Record a request that finished without error."""
@@ -95,6 +95,6 @@ class Observer:
         if error is None:
             self.goodput.program(seconds)
         if self.metrics is not None:
-            self.metrics.program(seconds)
+            self.metrics.programs.observe(seconds)
         if self.traces is not None:
             self.traces.program_ended(program, error)

@@ -92,7 +92,7 @@ def test_drafts_batches_and_goodput_are_exported(metrics: Metrics) -> None:
     counts = {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2, "failed_ngram": 1}
     metrics.update({"engine": counts, "cache": {}, "server": server, "replicas": {}})
     for n in (1, 3, 3, 60):
-        metrics.step(n)
+        metrics.batches.observe(n)
     samples = read_metrics(metrics.port)
     assert samples['banyan_drafted_tokens_total{drafter="tree"}'] == 9
     assert samples['banyan_drafted_tokens_total{drafter="ngram"}'] == 2
