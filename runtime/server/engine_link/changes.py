@@ -206,7 +206,7 @@ class EngineChanges:
         takers = [one for one in self._replicas if one.route.is_open and one.route.is_ready]
         n_coming = sum(one.route.is_open and not one.route.is_ready for one in self._replicas) + len(self._awaited)
         n_good = counts["good_requests"] + counts["good_programs"]
-        queued = self._requests.routes.queued_seconds
+        queued = self._requests.routes.fleet.queued_seconds
         load = FleetLoad(len(takers), n_coming, queued, n_done, n_done - n_good)
         change = self._scaler.decide(time.monotonic(), load)
         if not change:

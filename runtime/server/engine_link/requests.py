@@ -198,7 +198,7 @@ class EngineRequests:
         """Add an engine. send: sends a command to it."""
         trials = Trials(self._run, lambda request: request.rid in self._living, self._is_late, self._call_later)
         is_prefill = name.isdigit() and int(name) < self._n_prefill
-        self.routes.add(route := Route(name, send, trials, is_prefill))
+        self.routes.all.append(route := Route(name, send, trials, is_prefill))
         return route
 
     def __len__(self) -> int:

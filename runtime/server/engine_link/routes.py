@@ -109,7 +109,11 @@ class PlacedProgram:
 
 
 class Routes:
-    """The routes to all engines of a server, and where each program with requests runs."""
+    """The routes to all engines of a server, and where each program with requests runs.
+
+    all    the routes
+    fleet  the engines that take programs, or only prompts, and their work
+    """
 
     def __init__(
         self,
@@ -119,17 +123,14 @@ class Routes:
         """clock: returns the current time in seconds. call_in: call_in(seconds, call) makes a call after that time."""
         self.all: list[Route] = []
         self._programs: dict[int, PlacedProgram] = {}  # by serial
-        self._fleet = Fleet(STEP)
-        self.pulls = Pulls(clock, call_in, self._fleet.pulled)
+        self.fleet = Fleet(STEP)
+        self.pulls = Pulls(clock, call_in, self.fleet.pulled)
         self._in_fleet: dict[Route, bytes] = {}  # route -> its weights, preceded by PROMPTS if it takes prompts only
         self._booked: dict[int, BookedWork] = {}  # by rid
         self.weights = b""  # the weights for programs that begin now
         self.counts_work = False
         """Whether work is counted even if there is a single engine. Must be set before the first request."""
         self._n_out = float(MEMORY)  # expected tokens of an output
-
-    def add(self, route: Route) -> None:
-        self.all.append(route)
 
     def remove(self, route: Route) -> None:
         """Remove the route of an engine that is gone and has no requests left."""
@@ -142,7 +143,7 @@ class Routes:
         """Remove an engine from the fleet, so that nothing is placed on it, and forget what its tree holds. The engine
         is added again, with an empty tree, at the next placement at which it takes programs."""
         if self._in_fleet.pop(route, None) is not None:
-            self._fleet.remove(route.name)
+            self.fleet.remove(route.name)
 
     def others_take(self, route: Route) -> bool:
         """Whether another engine could take this engine's requests now."""
@@ -153,14 +154,14 @@ class Routes:
         """Set the cost of an engine step: `fixed` seconds, and `row` seconds for each row; row 0.0: the cost is not
         known yet."""
         if row:
-            self._fleet.step_time = StepSeconds(fixed, row, row)
+            self.fleet.step_time = StepSeconds(fixed, row, row)
 
     def set_others(self, route: Route, work: wire.OtherWork) -> None:
         """Set the work that other servers have on an engine."""
         route.others = work
         if route in self._in_fleet:
             n_out = work.n_running * round(self._n_out)
-            self._fleet.set_others(route.name, work.n_prompt, n_out, work.n_running)
+            self.fleet.set_others(route.name, work.n_prompt, n_out, work.n_running)
 
     def heard(self, route: Route, news: wire.TreeEvents, page: int) -> Iterator[None]:
         """Record what an engine has stored in its tree and evicted from it. A generator; each of its steps records one
@@ -171,16 +172,10 @@ class Routes:
         for event in news.events:
             digests = [event.digests[k : k + N_DIGEST] for k in range(0, len(event.digests), N_DIGEST)]
             if event.is_removed:
-                self._fleet.removed(route.name, digests)
+                self.fleet.removed(route.name, digests)
             else:
-                self._fleet.stored(route.name, blocks_of(digests, event.first, page))
+                self.fleet.stored(route.name, blocks_of(digests, event.first, page))
             yield
-
-    @property
-    def queued_seconds(self) -> float:
-        """The estimated seconds of all work that is placed on engines and not done: its rows, at the measured seconds
-        per row."""
-        return self._fleet.queued_seconds
 
     def find(self, serial: int) -> PlacedProgram | None:
         return self._programs.get(serial)
@@ -209,12 +204,12 @@ class Routes:
         home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
         if home is None or home not in takers or state in placed.forks:
             if booked is not None:
-                self._fleet.end(*booked)
+                self.fleet.end(*booked)
             self._choose(run, placed, placed.forks.get(state, (state,)), takers, weights)
             home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
             assert home is not None
         elif booked is None:
-            booked = self._fleet.keep(self._demand(run, 1, weights), home.name), 0
+            booked = self.fleet.keep(self._demand(run, 1, weights), home.name), 0
         if booked is not None:
             self._booked[run.rid] = booked
             self._prefill_elsewhere(run, home, *booked)
@@ -231,16 +226,16 @@ class Routes:
         }
         for route, role in list(self._in_fleet.items()):
             if route.is_ready and not route.is_open and role == route.weights:
-                self._fleet.drain(route.name)  # other engines may still pull from it
+                self.fleet.drain(route.name)  # other engines may still pull from it
             elif roles.get(route) != role:
                 self.lost(route)  # to the fleet it is lost: it has a trial, or another role
         for route, role in roles.items():
             if route not in self._in_fleet:
-                self._fleet.add(route.name, role, route.cores)
+                self.fleet.add(route.name, role, route.cores)
                 self._in_fleet[route] = role
                 self.set_others(route, route.others)
-        if self._fleet.pull_time is None and sum(route.kv is not None for route in self.all) > 1:
-            self._fleet.pull_time = PullSeconds()
+        if self.fleet.pull_time is None and sum(route.kv is not None for route in self.all) > 1:
+            self.fleet.pull_time = PullSeconds()
         return {route for route, role in roles.items() if role == route.weights}
 
     def _choose(
@@ -251,7 +246,7 @@ class Routes:
         branches: the numbers of the states to place: all branches of the fork, or one state. takers: the engines that
         take programs and have the weights `weights`."""
         if takers:
-            placement = self._fleet.place(self._demand(run, len(branches), weights))
+            placement = self.fleet.place(self._demand(run, len(branches), weights))
             by_name = {route.name: route for route in takers}
             chosen = [by_name[name] for name in placement.replicas]
             placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
@@ -271,7 +266,7 @@ class Routes:
     def _pull(self, run: wire.Run, planned: Iterable[PlannedPull]) -> None:
         by_name = {route.name: route for route in self._in_fleet}
         for source, target, first, end in planned:
-            seconds = PATIENCE * self._fleet.step_time.prompt * (end - first)
+            seconds = PATIENCE * self.fleet.step_time.prompt * (end - first)
             self.pulls.start(run, by_name[source], by_name[target], first, end, seconds)
 
     def _prefill_elsewhere(self, run: wire.Run, target: Route, placement: ProgramPlacement, branch: int) -> None:
@@ -280,24 +275,24 @@ class Routes:
 
         Does nothing if there is no such engine, or if the pull would take longer than computing that part on `target`.
         placement, branch: where the request's program was placed, and the index of the branch in it."""
-        missing, pull, step = placement.left[branch][0], self._fleet.pull_time, self._fleet.step_time
+        missing, pull, step = placement.left[branch][0], self.fleet.pull_time, self.fleet.step_time
         role = PROMPTS + target.weights
         if missing < BLOCK or pull is None or role not in self._in_fleet.values() or run.score_from >= 0:
             return
         if pull.wait + pull.token * missing >= step.prompt * missing:
-            self._fleet.refused()
+            self.fleet.refused()
             return
         n = len(run.ids) // 4
         demand = Demand(block_digests(run.namespace, run.ids), n, (Branch(0, 0, 0),), role)
-        work = self._fleet.place(demand)
+        work = self.fleet.place(demand)
         source = next(route for route in self._in_fleet if route.name == work.home)
-        seconds = PATIENCE * (self._fleet.queued(work.home) + step.prompt * missing)
+        seconds = PATIENCE * (self.fleet.queued(work.home) + step.prompt * missing)
         started = self.pulls.start(run, source, target, n - missing, n, seconds, compute=True)
         if started is None:
-            self._fleet.end(work)
+            self.fleet.end(work)
             return
-        started.then.append(lambda: self._fleet.end(work))
-        self._fleet.computed(placement, branch, n_prompt=missing)
+        started.then.append(lambda: self.fleet.end(work))
+        self.fleet.computed(placement, branch, n_prompt=missing)
 
     def hand_over(self, route: Route, texts: Iterable[tuple[int, int, bytes, bytes]]) -> None:
         """Move the resting states of a drained engine to other engines, which pull their KV; at most MAX_TEXTS states.
@@ -311,8 +306,8 @@ class Routes:
             if placed is None or placed.branches.get(state, placed.home) is not route or not takers:
                 continue
             run = wire.Run(0, ids, namespace=namespace)
-            placement = self._fleet.place(self._demand(run, 1, route.weights))
-            self._fleet.end(placement)
+            placement = self.fleet.place(self._demand(run, 1, route.weights))
+            self.fleet.end(placement)
             self._pull(run, placement.pulls)
             if placement.pulls and state in placed.branches:
                 placed.branches[state] = by_name[placement.home]
@@ -327,12 +322,12 @@ class Routes:
     def began(self, rid: int) -> None:
         """Record that a request has its first output token, which means that its prompt is computed."""
         if (booked := self._booked.get(rid)) is not None:
-            self._fleet.computed(*booked, n_prompt=MAX_COUNT)
+            self.fleet.computed(*booked, n_prompt=MAX_COUNT)
 
     def ended(self, rid: int, n_out: int) -> None:
         """Record that a request has ended, or leaves its route, with `n_out` output tokens."""
         if (booked := self._booked.pop(rid, None)) is not None:
-            self._fleet.end(*booked)
+            self.fleet.end(*booked)
             if n_out:  # otherwise it scored a text, or was moved or stopped before its first token
                 self._n_out += (n_out - self._n_out) / MEMORY
 
@@ -347,6 +342,6 @@ class Routes:
         """Forget a program that will start no more requests, and tell its engines that it has ended."""
         if (placed := self._programs.pop(serial, None)) is not None:
             for booked in placed.booked.values():
-                self._fleet.end(*booked)
+                self.fleet.end(*booked)
             for route in placed.routes:
                 route.send(wire.ProgramEnded(client, serial))

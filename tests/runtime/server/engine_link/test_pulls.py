@@ -181,7 +181,7 @@ def test_engines_of_other_formats_pull_nothing(engines: Engines) -> None:
 
 
 def test_pull_that_takes_longer_than_the_prefill_is_not_made(engines: Engines) -> None:
-    fleet = engines.requests.routes._fleet
+    fleet = engines.requests.routes.fleet
     fleet.pull_time = PullSeconds(wait=1000.0)
     engines.fork()
     assert engines.orders == [[], []]
@@ -194,7 +194,7 @@ def test_seconds_of_pulls_are_learned(engines: Engines) -> None:
     engines.answer(0)
     engines.bench.now += 6.0
     engines.answer(1)
-    learned = engines.requests.routes._fleet.pull_time
+    learned = engines.requests.routes.fleet.pull_time
     assert learned is not None
     assert learned.wait == pytest.approx((8.0 - 0.002) / 8)
     assert learned.token == pytest.approx(0.002 / (len(engines.orders[1][0].ids) // 4) / 8)
@@ -204,7 +204,7 @@ def test_ways_that_do_not_exist_are_used_less(engines: Engines) -> None:
     engines.fork()
     engines.answer(0)
     engines.answer(1, n_tokens=0, why="no transport of this engine reaches the other engine's buffer")
-    learned = engines.requests.routes._fleet.pull_time
+    learned = engines.requests.routes.fleet.pull_time
     assert learned is not None
     assert learned.wait > 0
     assert learned.token == 0
