@@ -23,6 +23,7 @@ from banyan.runtime.errors import (
     PromptTooLong,
     ToolError,
     Unsupported,
+    from_code,
 )
 from banyan.runtime.executor import select_scoring
 from banyan.runtime.executor.generation import Generation, Retries, ToolLoop, add_usage
@@ -467,7 +468,7 @@ class GenAttempt(EngineAttempt):
             return
         try:
             if isinstance(constraint, BanyanError):
-                raise constraint
+                raise from_code(constraint.code, constraint.message)  # others get this one too; the executor adds to it
             self._start_requests(constraint)
         except Exception as e:
             self._fail(e)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from banyan.runtime.errors import ConstraintSyntax
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, BeginTurn, EndTurn, Fork, Gen, Raw, Read, Ref, Select
 from banyan.runtime.server.text import stop_patterns
@@ -221,6 +222,19 @@ def test_sample_has_the_logprobs_of_its_tokens(bench: Any, words: Tokenizer) -> 
     (sample,) = b.value(0).samples
     ids = words.encode([TextSpan("the fox")])
     assert [(t.id, t.text, t.logprob) for t in sample.logprobs] == [(i, words.text_of([i]), -(i % 7) / 4) for i in ids]
+
+
+def test_error_of_a_constraint_shows_no_prompt_of_another_client(bench: Any, greedy: Sampler) -> None:
+    """The clients whose gens have the same constraint get the same error."""
+    b = bench()
+    b.checks = []
+    gen = Gen(0, 0, greedy(constraint=wire.ConstraintSpec("regex", "(")))
+    for k, client in enumerate((b"ann", b"bob")):
+        b.submit(Append(0, (f"of {client.decode()}",)), gen, program=k, client=client)
+    error = ConstraintSyntax("no")
+    for *_, then in b.checks:
+        then(error)
+    assert [b.failed(0, program=k).prompt_tail for k in (0, 1)] == ["of ann", "of bob"]
 
 
 # ---- roles ---------------------------------------------------------------------------------------------------------
