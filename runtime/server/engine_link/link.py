@@ -86,10 +86,6 @@ class EngineProcess:
             self.life = os.pidfd_open(self.pid)
             undo.pop_all()
 
-    @property
-    def is_stopped(self) -> bool:
-        return is_stopped(self.pid)
-
     def await_report(self) -> bool:
         """Wait for the last report of a process that has failed by itself, at most LAST_REPORT seconds. Returns whether
         the report has arrived. The process sends the report before it ends, but libzmq's thread may not have read it
@@ -98,7 +94,7 @@ class EngineProcess:
 
     def kill(self, is_hung: bool = False) -> None:
         """Kill the process. is_hung: whether the reason is that it gave no sign of life."""
-        self._is_hung, self._was_stopped = is_hung, is_hung and self.is_stopped
+        self._is_hung, self._was_stopped = is_hung, is_hung and is_stopped(self.pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -198,11 +194,6 @@ class EngineConnection:
         `dismiss` does this. Idempotent."""
         raise NotImplementedError
 
-    @property
-    def _is_stopped(self) -> bool:
-        """Whether the engine was stopped by a signal; False if that cannot be known."""
-        return False
-
     def set_vocabulary(self, vocabulary: wire.SetVocabulary) -> None:
         """Set the vocabulary, which is the first command that each new engine gets. Must be called before `receive`."""
         self._vocabulary = vocabulary
@@ -283,7 +274,8 @@ class EngineConnection:
         else:
             timeout = max(self._engine_timeout, SLOWER * self.ready.step_seconds)
             self.send(wire.Ping())
-        if self._n_silent * ipc.HEARTBEAT > timeout or (self._n_silent > STOPPED and self._is_stopped):
+        was_stopped = self._n_silent > STOPPED and not self.host and is_stopped(self.pid)
+        if was_stopped or self._n_silent * ipc.HEARTBEAT > timeout:
             self._kill(is_hung=True)
 
 
@@ -326,10 +318,6 @@ class EngineLink(EngineConnection):
 
     def _next(self) -> bytes:
         return self._process.socket.recv(zmq.NOBLOCK)
-
-    @property
-    def _is_stopped(self) -> bool:
-        return self._process.is_stopped
 
     def _kill(self, is_hung: bool = False) -> None:
         self._process.kill(is_hung)
