@@ -104,7 +104,7 @@ class EngineGenerator:
         offload: Offload,
         rng: Random,
         check: CheckConstraint,
-        adapters: AdapterNames | None = None,
+        adapters: AdapterNames,
         images: Images | str = "",
     ) -> None:
         """template: the model's chat template; None: the model has none. offload: runs long work on a thread. check:
@@ -112,8 +112,7 @@ class EngineGenerator:
         no images."""
         self.images = images
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
-        self._offload, self.rng, self.check = offload, rng, check
-        self.adapters = AdapterNames() if adapters is None else adapters
+        self._offload, self.rng, self.check, self.adapters = offload, rng, check, adapters
         self._max_context = 0
         chat = template.chat_markers() if template is not None else wire.ChatMarkers(roles={})
         self.turn_end, self.turn_end_text = turn_end(chat, tokenizer)
