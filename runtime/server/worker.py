@@ -120,12 +120,13 @@ class Server:
         self.config, self._alive_fd, self.ready_fd, self._is_private = config, alive_fd, ready_fd, is_private
         self.is_stopping = False
         self._error: BanyanError | None = None  # why the server ends
-        self.tenants = Tenants(configured(config), config.isolate == "connection")
-        if config.bind and not self.tenants.asks_for_token:
+        tokens = configured(config)
+        if config.bind and not tokens:
             raise ConfigError(
                 f"bind is {config.bind}, where anybody could connect; set token_file, so that only clients with a "
                 "token can"
             )
+        self.tenants = Tenants(tokens, config.isolate == "connection")
         self._peers: dict[bytes, Peer] = {}
         self._standard = wire.Ready(0, 0, 0)  # of the engine with which others must agree; see `_differs`
         self._addresses: dict[bytes, str] = {}  # addresses of peers whose Hello waits

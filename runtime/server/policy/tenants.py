@@ -107,10 +107,6 @@ class Tenants:
         for client, tenant in self._of.items():
             self._names[self.root(client)] = client.hex() if self._isolates else tenant.name
 
-    @property
-    def asks_for_token(self) -> bool:
-        return bool(self._tokens)
-
     def identify(self, hello: wire.Hello) -> Tenant:
         """Returns the tenant of a client that connects. Raises WrongToken if the client's token is missing or wrong,
         and ConnectFailed if the client names a tenant for which it may not act."""
