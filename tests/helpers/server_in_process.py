@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import pytest
@@ -170,7 +171,7 @@ class _Constraints:
     """Stands in for a ConstraintChecker: checks the size, and compiles nothing."""
 
     sockets = ()
-    kept = (0, 0)
+    cache = SimpleNamespace(kept=(0, 0))
 
     def __init__(self, *_: Any, max_bytes: int, **__: Any) -> None:
         self._max_bytes = max_bytes

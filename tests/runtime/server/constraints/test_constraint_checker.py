@@ -99,9 +99,14 @@ class CheckerDriver:
 def shared(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckerDriver]:
     """A driver for costly constraints. Its children keep their priority: on a busy machine, one with low priority would
     need more than TIME_LIMIT."""
+    yield from patient_driver(words, tmp_path_factory.mktemp("d") / "s")
+
+
+def patient_driver(words: Tokenizer, path: Path) -> Iterator[CheckerDriver]:
+    """The driver of `shared`, also for another test module, which calls it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", PATIENT_PREFLIGHT))
-        driver = CheckerDriver(words, tmp_path_factory.mktemp("d") / "s")
+        driver = CheckerDriver(words, path)
         driver.ask(ConstraintSpec("regex", "warm"))
     yield driver
     driver.close()
