@@ -138,6 +138,8 @@ class EndpointApp:
             await response.fail(e)
         except BanyanError as e:
             await response.fail(http_error(e))
+        except RecursionError:
+            await response.fail(HTTPError(400, "the body is nested too deeply"))
         except Exception as e:
             print(f"banyan: the request {response.request_id} failed:", file=sys.stderr)
             traceback.print_exception(e, file=sys.stderr)

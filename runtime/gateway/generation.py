@@ -81,7 +81,7 @@ def chat_gen(request: HTTPRequest, body: ChatRequest, adapter: str = "") -> wire
         *(0, 0, sampling),
         stream=bool(body.stream),
         reasoning=chat.reasoning,
-        tools=_tools(body),
+        tools=tools_of(body),
         adapter=adapter,
         chat_template_kwargs=template_kwargs(chat, body.chat_template_kwargs, body.reasoning_effort),
     )
@@ -99,7 +99,7 @@ def _begun(body: ChatRequest) -> ChatTurn | None:
     return last
 
 
-def _tools(body: ChatRequest) -> wire.Tools | None:
+def tools_of(body: ChatRequest) -> wire.Tools | None:
     """The tools of the gen; None: the model may call none. HTTPError: the tools or the choice are invalid."""
     tools, choice = body.tools, body.tool_choice
     if not tools:

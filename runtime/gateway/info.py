@@ -10,7 +10,7 @@ from typing import Any
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import chat_gen, chat_markers, chat_parts, template_kwargs
+from banyan.runtime.gateway.generation import chat_markers, chat_parts, template_kwargs, tools_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import ChatRequest, TokenizeRequest
 from banyan.runtime.gateway.prompt import PromptWriter
@@ -111,10 +111,11 @@ async def count_tokens(request: HTTPRequest, body: ChatRequest, field: str = "me
     With tools or variables for the chat template, the server runs a gen of 0 tokens to count them. This computes the KV
     of the prompt, which a later request with the same prompt finds in the cache.
     """
-    parts, gen = chat_parts(request, body), chat_gen(request, body)
-    if gen.tools is None and not gen.chat_template_kwargs:
+    parts, tools = chat_parts(request, body), tools_of(body)
+    kwargs = template_kwargs(chat_markers(request), body.chat_template_kwargs, body.reasoning_effort)
+    if tools is None and not kwargs:
         return len(await _ids(request, parts, field=field)) // 4
-    gen = wire.Gen(*(0, 0, wire.Sampling(max_tokens=0)), tools=gen.tools, chat_template_kwargs=gen.chat_template_kwargs)
+    gen = wire.Gen(*(0, 0, wire.Sampling(max_tokens=0)), tools=tools, chat_template_kwargs=kwargs)
     async with ModelCall.start(request, (wire.Append(0, parts), gen), name="count", field=field) as call:
         return (await call.values())[0].usage.prompt
 

@@ -340,6 +340,7 @@ def test_cache_control_of_a_part_has_no_effect(openai_client: openai.OpenAI) -> 
         ({"temperature": 2.5}, "temperature", 400),
         ({"logit_bias": {"x": 1}}, "logit_bias", 400),
         ({"stop": ""}, "stop", 400),
+        ({"stop": ["\n", ""]}, "stop[1]", 400),
         ({"seed": 1 << 70}, "seed", 400),
         ({"max_completion_tokens": 3}, "max_tokens", 400),
         ({"min_tokens": 4}, "min_tokens", 400),

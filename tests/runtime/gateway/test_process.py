@@ -87,6 +87,20 @@ def test_tenants_and_users_share_no_kv(guarded: str) -> None:
         assert n_cached(ann, "3", **more) == n_cached(ann, "4", **more) == n_cached(ann, "", **more) == 0
         assert n_cached(ann, "3", **more) > 5
 
+    def n_cached_by_messages(user: str) -> int:
+        body = {
+            "model": "pocket",
+            "messages": [{"role": "user", "content": "Is KV of tenants apart?"}],
+            "max_tokens": 1,
+        }
+        found, data = post(guarded, "/v1/messages", body | {"metadata": {"user_id": user}}, bearer(ann))
+        assert found == 200, data
+        return int(json.loads(data)["usage"]["cache_read_input_tokens"])
+
+    assert n_cached_by_messages("1") > 5
+    assert n_cached_by_messages("5") == 0
+    assert n_cached_by_messages("5") > 5
+
 
 def test_an_identifier_that_isolates_nobody_is_named(url: str, guarded: str) -> None:
     more = {"max_output_tokens": 1, "input": "Hi"}
