@@ -146,11 +146,11 @@ class BatchFile(Sequence[BatchRecord]):
                 self._end += len(line)
 
     def digest(self, item: Any) -> int:
-        """A 32-bit digest of the program and the item's arguments; 0 if JSON cannot hold them. Must be called before
-        the run of the item, which may change its arguments."""
+        """A 32-bit digest of the program and the item's arguments; 0 if there is none. Must be called before the run of
+        the item, which may change its arguments."""
         try:
             data = _digested((self._program, item))
-        except (ValueError, RecursionError, OSError):  # half of a surrogate pair; a list in itself; a broken image
+        except Exception:  # half of a surrogate pair; a list in itself; from an object's own code, as of a broken image
             return 0
         return int.from_bytes(blake2b(data, digest_size=4).digest(), "little") or 1
 
@@ -284,13 +284,16 @@ def _in_digest(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """A hash of the pixels of a PIL image or of the items of an array, or the items: the text leaves them out. None for
-    any other value."""
+    """What the text of a PIL image or of an array leaves out: a hash of the pixels or items, and what else makes two of
+    them differ; or the items. None for any other value."""
     kind = type(value)
     if not getattr(value, "ndim", 1):  # a number, whose text is complete
         return None
     if hasattr(kind, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):
-        return blake2b(value.tobytes(), digest_size=16).hexdigest()
+        palette = value.getpalette("RGBA") if hasattr(kind, "getpalette") else None
+        orientation = value.getexif().get(0x0112) if hasattr(kind, "getexif") else None
+        data = blake2b(value.tobytes(), digest_size=16).hexdigest()
+        return [data, getattr(value, "shape", None), palette, orientation]
     return value.tolist() if hasattr(kind, "tolist") else None  # of Python objects, `tobytes` has the addresses
 
 
@@ -331,7 +334,7 @@ def _result(value: Any) -> Any:
     body has dealt with it. BadOutput: the text is not valid for the type; for a variable of joined branches: ForkError.
     An item with an invalid text must get no record, because an item with a record never runs again."""
     if isinstance(value, JoinedValues):
-        return value.each(_result)
+        return value.read() if value.is_changed else value.each(_result)
     if not isinstance(value, LazyValue) or value.was_refused:
         return read(value)
     found = value.value()

@@ -207,9 +207,10 @@ class LazyValue(Expr):
 
     def _parsed(self, kind: OutputType) -> list[Any]:
         """The samples as objects. BadOutput: a text is not valid."""
+        samples = self.wait().samples  # not in the `try`: the gen itself may have failed with BadOutput
         try:
             is_enforced = kind is self.output_type and enforces_schemas(self.record.backend)
-            return [kind.parse_sample(sample, is_enforced) for sample in self.wait().samples]
+            return [kind.parse_sample(sample, is_enforced) for sample in samples]
         except errors.BadOutput as e:
             self.was_refused = True
             if self.checker is not None and kind is self.output_type:
@@ -259,12 +260,19 @@ class JoinedValues:
     collects: bool
     """Whether the list that is read holds the errors of failed branches; if not, reading it raises the error."""
     _texts: list[Any] | None = field(default=None, init=False, repr=False, compare=False)
+    _as_read: list[Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def read(self) -> list[Any]:
         """What `s[name]` returns for each branch. Always the same list, so that a program can append to it."""
         if self._texts is None:
             self._texts = self.each(read)
+            self._as_read = self._texts.copy()
         return self._texts
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the program has changed the list that `read` returns."""
+        return self._texts != self._as_read
 
     def each(self, get: Callable[[Any], Any]) -> list[Any]:
         """Returns `get(value)` for each branch. ForkError: a branch failed. If `collects`, this error is an item of the

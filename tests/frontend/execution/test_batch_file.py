@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import random
 import re
 import resource
@@ -313,13 +314,28 @@ def long_array(middle: Any) -> Any:
     return items
 
 
+def palette_image(red: int) -> Image.Image:
+    image = Image.new("P", (2, 2))
+    image.putpalette([red, 0, 0])
+    return image
+
+
+def turned_image(orientation: int) -> Image.Image:
+    image = Image.new("L", (2, 2))
+    image.getexif()[0x0112] = orientation
+    return image
+
+
 KINDS: dict[str, Callable[[str], Any]] = {
     "path": Path,
     "pydantic": lambda name: Person(name=name),
     "nested": lambda name: [Person(name=name, note=Plain())],
     "repr": lambda name: Row(ord(name)),
     "image": lambda name: Image.new("L", (2, 2), ord(name)),
+    "palette": lambda name: palette_image(ord(name)),
+    "orientation": lambda name: turned_image(ord(name) - ord("a") + 1),
     "array": lambda name: long_array(ord(name)),
+    "shape": lambda name: numpy.zeros({"a": (100, 600), "b": (200, 300), "c": (300, 200), "d": (600, 100)}[name]),
     "array of objects": lambda name: long_array(f"{name} {name}"),  # not interned, so at a new address
     "array of Python": lambda name: array("I", [ord(name)]),
 }
@@ -335,6 +351,32 @@ def test_other_objects_are_refused(make: Callable[[str], Any], mock: bn.Mock, tm
     assert len(bound.run_batch([{"x": make(name)} for name in "bcd"], checkpoint=path)) == 3
     with pytest.raises(bn.ConfigError, match="item 0 was recorded with other arguments"):
         bound.run_batch([{"x": make(name)} for name in "abc"], checkpoint=path)
+
+
+def test_a_record_has_what_a_body_appended_to_a_joined_list(mock: bn.Mock, tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, changes: bool) -> None:
+        forks = s.fork(2)
+        forks += bn.gen("n", type=int)
+        forks.join()
+        if changes:
+            s["n"].append("more")
+
+    records = program.run_batch([(True,), (False,)], backend=bn.Mock("7"), checkpoint=tmp_path / "out.jsonl")
+    assert [record["n"] for record in records] == [["7", "7", "more"], [7, 7]]
+
+
+def test_a_broken_image_fails_only_its_item(mock: bn.Mock, tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, image: Image.Image) -> str:
+        return str(image.tobytes()[:1])
+
+    whole = Image.new("L", (1, 1), 65)
+    whole.save(file := io.BytesIO(), "PNG")
+    with Image.open(file) as closed:
+        pass
+    records = program.run_batch([(closed,), (whole,)], checkpoint=tmp_path / "out.jsonl", on_error="return")
+    assert [record.error() is None for record in records] == [False, True]
 
 
 DIGEST = """

@@ -128,7 +128,10 @@ def test_validator_that_exits_ends_the_program() -> None:
     mock = bn.Mock({"x": '{"n": 1}', "y": "never"})
     with pytest.raises(bn.BadOutput, match="raised SystemExit: enough"):
         program.run(backend=mock).sync()
-    assert [call.name for call in mock.calls] == ["x"]
+    with pytest.raises(bn.BadOutput, match="raised SystemExit: enough") as found:
+        program.run(backend=mock).value("x")
+    assert "was told" not in str(found.value), "the model was told nothing"
+    assert [call.name for call in mock.calls] == ["x", "x"]
 
 
 def test_run_option_sets_retries_for_all_typed_gens() -> None:
