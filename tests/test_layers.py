@@ -154,7 +154,6 @@ EXCEPTIONS = {
     "banyan": {f"{RUNTIME}.engine.capacity": "bn.size; loads torch when it is called"},
     "banyan.cli.size": {f"{RUNTIME}.engine.capacity": "`banyan size` prints what bn.size returns"},
     "banyan.views.notebook": {"IPython.display": "only called by a notebook, which has IPython"},
-    "banyan.lang.images": {"PIL": "only called with an image of PIL"},
     "banyan.lang.run_types": {
         "typing_extensions": "defaults of type parameters, which the typing of Python 3.11 lacks"
     },

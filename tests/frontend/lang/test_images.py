@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_pil_image_is_what_its_file_shows(orientation: int) -> None:
         assert (found.size, found.mode) == ((16, 32) if orientation > 4 else (32, 16), "RGB")
         shown = ImageOps.exif_transpose(opened).convert("RGB")
         assert found.convert("RGB").tobytes() == shown.tobytes()
+
+
+def test_pil_image_with_malformed_exif_is_turned() -> None:
+    """A width in EXIF that is a text: PIL reads it, but does not write it."""
+    width, orientation = struct.pack("<HHL4s", 0x100, 2, 4, b"abc"), struct.pack("<HHLHH", 0x112, 3, 1, 6, 0)
+    exif = b"Exif\0\0II*\0" + struct.pack("<LH", 8, 2) + width + orientation + bytes(4)
+    Image.new("RGB", (32, 16)).save(file := io.BytesIO(), "JPEG", exif=exif)
+    with Image.open(file) as opened, Image.open(io.BytesIO(pictures.read(opened))) as found:
+        assert found.size == (16, 32)
 
 
 def test_pil_image_whose_file_is_cut_off_is_refused() -> None:
