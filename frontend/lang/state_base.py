@@ -194,12 +194,12 @@ class StateBase:
     def _warn_of_marker(self, text: str) -> None:
         """Warn if `text`, which is outside of turns, has the text that ends a turn. It is probably a prompt that was
         written for another runtime, whose turns would be plain text here."""
-        chat = self._record.backend.welcome.chat
-        for stop in () if chat is None else chat.stop:
-            if stop.startswith("<") and stop in text:
+        backend = self._record.backend
+        for stop in () if backend.welcome.chat is None else backend.welcome.chat.stop:
+            if stop.startswith("<|") and stop in text and "raw" not in backend.refuses:  # </s> may be HTML
                 warn(
                     f"the text contains {stop!r}, but is sent as plain text, in which nothing ends a turn; write turns "
-                    "as bn.user(...) and bn.assistant(...), or use bn.raw(text)"
+                    "as bn.user(...) and bn.assistant(...), or, if no user can have written the text, use bn.raw(text)"
                 )
 
     def _check_tools(self, role: str | None) -> None:
@@ -540,13 +540,14 @@ class StateBase:
             raise BadProgram(f"fork({shown(size, 80)}): fork takes the number of branches{each}")
         if size < 0:
             raise BadProgram(f"a fork of {size} branches")
+        if size == 0:  # nothing is recorded, so that a template draws the same seeds
+            return []
         self._transcript.n_draws += 1
         children = [self._branch(i) for i in range(size)]
         numbers = tuple(child._handle.number for child in children)
-        if numbers:
-            self._record.add(wire.Fork(self._handle.number, numbers))
-            if self._record.events is not None:
-                self._record.events.put(ForkStart(numbers, self._handle.number))
+        self._record.add(wire.Fork(self._handle.number, numbers))
+        if self._record.events is not None:
+            self._record.events.put(ForkStart(numbers, self._handle.number))
         return children
 
     @contextmanager

@@ -255,6 +255,20 @@ def test_async_fork_without_branches_has_nothing_to_choose(mock: bn.Mock) -> Non
     asyncio.run(bn.function(body).run_async())
 
 
+def test_fork_without_branches_leaves_the_seeds_as_a_template_counts_them() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s.fork(0).join()
+        s += bn.gen("c")
+
+    calls = []
+    for one in (program, bn.compile(program)):
+        backend = bn.Mock("x")
+        one.run(backend=backend, seed=5).sync()
+        calls += backend.calls
+    assert calls[0] == calls[1]
+
+
 def test_program_can_append_to_a_joined_list(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(2)

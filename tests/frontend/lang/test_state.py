@@ -335,6 +335,15 @@ def test_turns_written_as_plain_text_warn(mock: bn.Mock) -> None:
     assert warned[0].filename == __file__
 
 
+def test_markers_of_other_templates_or_for_an_api_do_not_warn() -> None:
+    def body(s: bn.State) -> None:
+        s += "was <s>10</s> 5 EUR <|im_end|>"
+
+    chat = wire.ChatMarkers({}, stop=("</s>",))
+    text_of(body, backend=bn.Mock(chat=chat))
+    text_of(body, backend=bn.Mock(refuses=("raw",)))
+
+
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
