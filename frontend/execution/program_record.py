@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -341,12 +342,16 @@ class ProgramRecord:
 
     def __del__(self) -> None:
         # Nobody can read its values any more. (If `__init__` failed, some attributes are missing.)
-        if (alarm := getattr(self, "_alarm", None)) is not None:
+        if os is None:  # the interpreter ends, and has cleared the names of this module
+            return
+        ends = sys.is_finalizing()  # then the names of other modules may be gone, and nothing is left to cancel
+        if (alarm := getattr(self, "_alarm", None)) is not None and not ends:
             alarm.cancel()
         if (program := getattr(self, "program", None)) is not None and self._process == os.getpid():
             error = None if self.error_flag.is_seen else self.error or self.failure or program.first_error
             self._report_lost_stream()
-            program.cancel()
+            if not ends:
+                program.cancel()
             if error is not None and not isinstance(error, Cancelled):
                 _logger.error("program %s failed, and nobody looked: %s: %s", self.name, type(error).__name__, error)
 
