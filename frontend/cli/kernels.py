@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from rich.console import Console
-
 
 def show() -> int:
     """Print the table of ops. The first call builds the CPU library if necessary, and says so."""
     logging.basicConfig(format="banyan: %(message)s")
     logging.getLogger("banyan.kernels").setLevel(logging.INFO)
+    from rich.console import Console  # here: it is slow to import, and `banyan size` needs only `short`
+
     from banyan.kernels import dispatch_report
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
