@@ -24,10 +24,9 @@ import time
 import traceback
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from random import Random
 
+import msgspec
 import numpy as np
 import zmq
 from msgspec.structs import replace
@@ -68,17 +67,23 @@ N_STEPS = 16
 class PreflightProcess:
     """A child that tries constraints."""
 
-    def __init__(self, pid: int, pipe: Connection, stderr: int) -> None:
-        """pipe: takes checks to the child, and brings its results. Before each result is a byte that says whether the
-        child can be used again. stderr: the file that receives the child's stderr."""
-        self.pid, self.pipe, self.stderr, self.is_warm = pid, pipe, stderr, False
+    def __init__(self, pid: int, pipe: int, start: int, input_: int, stderr: int) -> None:
+        """pipe: the child's results are read from it. Each follows its length, and a byte that says whether the child
+        can be used again. start: writing a byte here starts the check that is in the file `input_`. stderr: the file
+        that receives the child's stderr."""
+        self.pid, self.pipe, self.files = pid, pipe, (pipe, start, input_, stderr)
+        self.output, self.is_warm = b"", False
 
     def begin(self, check: wire.Check, now: float, seconds: float) -> None:
         """Start a check. seconds: its time limit."""
-        self.check = check
+        self.check: wire.Check | None = check
         self.deadline, self.fast_until, self.is_fast = now + seconds, now + FAST_SECONDS, True
-        with contextlib.suppress(OSError):  # the child has ended, and `pipe` will show it
-            self.pipe.send_bytes(wire.encode(check))
+        self.output = b""
+        _, start, input_, _ = self.files
+        os.ftruncate(input_, 0)
+        os.pwrite(input_, wire.encode(check), 0)
+        with contextlib.suppress(BrokenPipeError):  # the child has ended, and `pipe` will show it
+            os.write(start, b".")
 
 
 class Preflight:
@@ -91,7 +96,7 @@ class Preflight:
         self._engine = engine
         self._vocabulary: Vocabulary | BanyanError | None = None
         self._queues: dict[int, deque[wire.Check]] = {}  # client -> its waiting checks; the first client is next
-        self._children: dict[int, PreflightProcess] = {}  # children with a check, by the file descriptor of their pipe
+        self._children: dict[int, PreflightProcess] = {}  # children with a check, by pipe
         self._idle: PreflightProcess | None = None
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
@@ -127,13 +132,14 @@ class Preflight:
     def _check_deadlines(self, now: float) -> None:
         for child in list(self._children.values()):
             if child.deadline <= now:
-                self._kill(child)
-                check = child.check
+                os.kill(child.pid, signal.SIGKILL)
+                check = _check_of(child)
                 if check.spec.is_checked and not check.is_loose:
+                    self._reap(child)
                     self._put_first(replace(check, is_loose=True))
                     continue
                 error = ConstraintTimeout(f"the constraint did not compile within {self._seconds:g} s")
-                self._socket.send(wire.encode(_failure(check, error)))
+                self._end(child, _failure(check, error))
             elif child.is_fast and child.fast_until <= now:
                 child.is_fast = False
                 os.setpriority(os.PRIO_PROCESS, child.pid, 19)
@@ -143,7 +149,7 @@ class Preflight:
         if len(self._children) >= MAX_CHILDREN:
             return None
         for owner, queue in self._queues.items():
-            if sum(one.is_fast and one.check.owner == owner for one in self._children.values()) < MAX_FAST:
+            if sum(one.is_fast and _check_of(one).owner == owner for one in self._children.values()) < MAX_FAST:
                 del self._queues[owner]
                 check = queue.popleft()
                 if queue:
@@ -171,53 +177,65 @@ class Preflight:
         """Give the check to the idle child, or to a new one."""
         child, self._idle = self._idle or self._fork(), None
         child.begin(check, time.monotonic(), self._seconds)
-        self._children[child.pipe.fileno()] = child
-        self._poller.register(child.pipe.fileno(), zmq.POLLIN)
+        self._children[child.pipe] = child
+        self._poller.register(child.pipe, zmq.POLLIN)
 
     def _fork(self) -> PreflightProcess:
         assert isinstance(self._vocabulary, Vocabulary), "the vocabulary must come first"
-        (pipe, its_pipe), stderr = Pipe(), os.memfd_create("stderr")
+        (pipe, write_end), (read_end, start) = os.pipe(), os.pipe()
+        input_, stderr = os.memfd_create("check"), os.memfd_create("stderr")
         pid = os.fork()
         if not pid:
-            _run_child(self._vocabulary, its_pipe, stderr, self._seconds, self._engine)
-        its_pipe.close()
-        return PreflightProcess(pid, pipe, stderr)
+            _run_child(self._vocabulary, write_end, read_end, input_, stderr, self._seconds, self._engine)
+        os.close(write_end)
+        os.close(read_end)
+        return PreflightProcess(pid, pipe, start, input_, stderr)
 
     def _read(self, child: PreflightProcess) -> None:
-        """Read the result of a child, and send it. Then keep the child as the idle child if it was fast and can be used
-        again, and no other child is idle; otherwise end it. If a warm child ended without a result, its check is queued
-        again."""
-        try:
-            data = child.pipe.recv_bytes()  # a child that has begun to send a result has it all
-        except (EOFError, OSError):
-            check, (status, words) = child.check, self._reap(child)
-            if child.is_warm:  # it may have ended for another reason while it was idle
-                self._put_first(check)
-            else:
-                self._socket.send(wire.encode(_failure(check, _crash(status, words))))
-            return
-        if self._idle is None and child.is_fast and data[:1] == b"+":
-            self._forget(child)
-            child.is_warm, self._idle = True, child
-        else:
-            self._kill(child)
-        self._socket.send(data[1:])
+        """Read a part of a child's result, and send the result once it is complete. Then keep the child as the idle
+        child if it was fast and can be used again, and no other child is idle; otherwise end it."""
+        data = os.read(child.pipe, 1 << 16)
+        child.output += data
+        if not data:
+            return self._end(child)
+        size, stays = int.from_bytes(child.output[:8], "little"), child.output[8:9] == b"+"
+        if len(child.output) < 9 + size:
+            return None
+        if self._idle is not None or not child.is_fast or not stays:
+            os.kill(child.pid, signal.SIGKILL)
+            return self._end(child)
+        self._socket.send(child.output[9:])
+        self._forget(child)
+        child.check, child.is_warm, self._idle = None, True, child
+        return None
 
     def _forget(self, child: PreflightProcess) -> None:
-        self._poller.unregister(child.pipe.fileno())
-        del self._children[child.pipe.fileno()]
+        self._poller.unregister(child.pipe)
+        del self._children[child.pipe]
 
-    def _kill(self, child: PreflightProcess) -> None:
-        os.kill(child.pid, signal.SIGKILL)
-        self._reap(child)
+    def _end(self, child: PreflightProcess, result: wire.CheckResult | None = None) -> None:
+        """Wait for the end of a child, and send its result. If a warm child ended without a result, its check is queued
+        again instead. result: what to send in place of what the child wrote."""
+        status, words = self._reap(child)
+        if result is None:
+            try:
+                result = decoders.decode_check_result(child.output[9:])
+            except msgspec.DecodeError:
+                if child.is_warm:  # it may have ended for another reason while it was idle
+                    return self._put_first(_check_of(child))
+                result = _failure(_check_of(child), _crash(status, words))
+        self._socket.send(wire.encode(result))
+        return None
 
     def _reap(self, child: PreflightProcess) -> tuple[int, str]:
         """Wait for a child's end. Returns its exit code, or minus the number of its signal; and its stderr."""
         self._forget(child)
-        child.pipe.close()
+        pipe, start, input_, stderr = child.files
+        for file in (pipe, start, input_):
+            os.close(file)
         status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-        words = os.pread(child.stderr, MAX_STDERR, 0).decode(errors="replace")
-        os.close(child.stderr)
+        words = os.pread(stderr, MAX_STDERR, 0).decode(errors="replace")
+        os.close(stderr)
         return status, words
 
 
@@ -226,6 +244,11 @@ def warm_up() -> None:
     for draft in ("draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12"):
         dialect = f"http{'s' if '/' in draft else ''}://json-schema.org/{draft}/schema{'' if '/' in draft else '#'}"
         canonical(wire.ConstraintSpec("json_schema", f'{{"$schema": "{dialect}", "type": "string", "pattern": "a"}}'))
+
+
+def _check_of(child: PreflightProcess) -> wire.Check:
+    assert child.check is not None, "an idle child is not among the children"
+    return child.check
 
 
 def _failure(check: wire.Check, error: BanyanError) -> wire.CheckResult:
@@ -244,23 +267,29 @@ def _out_of_memory() -> ConstraintTooLarge:
     return ConstraintTooLarge(f"the constraint needs more than {MEMORY >> 20} MiB to compile; make it smaller")
 
 
-def _run_child(vocabulary: Vocabulary, pipe: Connection, stderr: int, seconds: float, engine: str) -> None:
-    """In a child: try the constraints that come through `pipe`, send back the results, and exit."""
+def _run_child(
+    vocabulary: Vocabulary, pipe: int, start: int, input_: int, stderr: int, seconds: float, engine: str
+) -> None:
+    """In a child: try the constraints that `input_` holds, one at a time, write the results to `pipe`, and exit."""
     code = 1
     try:
         launch.tie_to_parent()  # which enforces the time limit
         os.dup2(stderr, 2)
         _, first = _allocated()
-        for n in range(MAX_CHECKS):
-            data = pipe.recv_bytes()
-            _set_limits(seconds)
-            check = decoders.decode_check(data)
-            assert isinstance(check, wire.Check)
-            result = _try(check, vocabulary, engine)
-            stays = n + 1 < MAX_CHECKS and not result.code and _allocated()[1] < first + MAX_GROWTH
-            pipe.send_bytes((b"+" if stays else b"-") + wire.encode(result))
-            if not stays:
-                break
+        with open(pipe, "wb") as file:
+            for n in range(MAX_CHECKS):
+                if not os.read(start, 1):
+                    break
+                _set_limits(seconds)
+                check = decoders.decode_check(os.pread(input_, os.fstat(input_).st_size, 0))
+                assert isinstance(check, wire.Check)
+                result = _try(check, vocabulary, engine)
+                stays = n + 1 < MAX_CHECKS and not result.code and _allocated()[1] < first + MAX_GROWTH
+                data = wire.encode(result)
+                file.write(len(data).to_bytes(8, "little") + (b"+" if stays else b"-") + data)
+                file.flush()
+                if not stays:
+                    break
         code = 0
     except Exception:
         traceback.print_exc()
@@ -310,7 +339,7 @@ def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str)
     is_supported = spec.kind in ("regex", "choices") and not spec.after and not spec.end
     if not is_supported or (engine != "outlines_core" and spec.engine != "outlines_core"):
         return spec
-    with_outlines = replace(spec, engine="outlines_core")
+    with_outlines = msgspec.structs.replace(spec, engine="outlines_core")
     pid = os.fork()
     if not pid:
         try:
@@ -325,7 +354,7 @@ def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str)
         os.kill(pid, signal.SIGKILL)
     os.close(life)
     is_done = os.waitpid(pid, 0)[1] == 0
-    return with_outlines if is_done else replace(spec, engine="")
+    return with_outlines if is_done else msgspec.structs.replace(spec, engine="")
 
 
 def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> CompiledConstraint:
