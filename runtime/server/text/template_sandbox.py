@@ -95,11 +95,14 @@ class _Payments(NodeTransformer):
     to the rendering's budget of time and memory."""
 
     def visit_Compare(self, node: nodes.Compare) -> Any:
-        """Searches (`in`) are paid for, and comparisons in which no operand is a constant."""
+        """Searches (`in`) are paid for, comparisons in which no operand is a constant, and all operands of a chain."""
         first, *more = node.ops
-        if more:
-            return self.visit(nodes.And(nodes.Compare(node.expr, [first]), nodes.Compare(first.expr, more)))
         self.generic_visit(node)
+        if more:  # a chain split in two would have its middle operands twice, at each level of nested chains
+            node.expr = _filtered(node.expr, _weighed)
+            for operand in node.ops:
+                operand.expr = _filtered(operand.expr, _weighed)
+            return node
         if first.op in ("in", "notin"):
             found = _filtered(node.expr, _found, first.expr)
             return found if first.op == "in" else nodes.Not(found)
@@ -153,7 +156,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         extensions: list[Any] = [_Generation, "jinja2.ext.loopcontrols"]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_paid)
+        # Not optimized: Jinja's optimizer visits the operands of each filter again, which makes long chains cubic.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_paid, optimized=False)
         self.filters["tojson"] = _to_json
         self.filters = {name: _limited(name, one) for name, one in self.filters.items()}
         self.filters |= {one.__name__: one for one in (_weighed, _counted, _found, _passed, _concatenated)}

@@ -359,6 +359,23 @@ def test_hostile_template_fails_fast(source: str) -> None:
     assert time.thread_time() - started < 5  # it takes less than 1 s, and minutes without limits
 
 
+NESTED = "x[1:]"
+for _ in range(12):
+    NESTED = f"(a < {NESTED} < b)"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "expression",
+    [NESTED, "x" + "[1:]" * 150, "x" + "|trim" * 150, " < ".join(map(str, range(200)))],
+    ids=["nested chains", "slices", "filters", "a chain"],
+)
+def test_large_expression_is_compiled_once(expression: str) -> None:
+    """Each of these took half a minute or more while operands of a filter or of a chain were visited again."""
+    source = f"{{% set x = 'y' * 150 %}}{{% set _ = ({expression}) if messages | length > 99 else 1 %}}done"
+    assert ChatTemplate(source, {}).render([ChatMessage("user", "a")]) == "done"
+
+
 def reset_peak() -> bool:
     """Measure the peak of memory anew from here on; False if this kernel cannot. tracemalloc takes 10 times as long."""
     try:
