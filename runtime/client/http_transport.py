@@ -39,7 +39,7 @@ class NotBanyan(ConnectFailed):
 
 class _ClientEnd(zmq.Socket[bytes]):
     """The socket that the Client uses. It receives what `_Session.read` has read, and sends to `_Session.post`. Its
-    `close` ends the session.
+    `close` ends the session after all that was sent is posted.
 
     leaving, answers: sockets that send to `_Session.post`, and to this socket itself."""
 
@@ -57,8 +57,7 @@ class _ClientEnd(zmq.Socket[bytes]):
 
     def close(self, linger: int | None = None) -> None:
         if not self.closed:
-            _send(self.leaving, _CLOSE)
-            self.session.end()
+            _send(self.leaving, _CLOSE)  # `post` ends the session when it has posted all before this
             self.leaving.close(linger)
             self.answers.close(linger)
         super().close(linger)

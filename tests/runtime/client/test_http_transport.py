@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -85,6 +86,7 @@ class SlowServer(ThreadingHTTPServer):
         self.stream: SlowHandler | None = None
         self.n_pings = 0
         self.is_stuck = False  # answers no Ping, nor its POST
+        self.received: list[str] = []  # what was posted, and the end of the session
 
     def tell(self, message: wire.ServerMessage) -> None:
         assert self.stream is not None
@@ -101,9 +103,14 @@ class SlowHandler(BaseHTTPRequestHandler):
             self.server.stream = self
             self.begin(("content-type", KIND), (SESSION, "1"), ("connection", "close"))
             self.server.tell(wire.Welcome(wire.VERSION, "fake", 100))
-            self.server.is_over.wait()
+            while not self.server.is_over.is_set():
+                if select.select([self.connection], [], [], 0.02)[0]:
+                    self.server.received.append("end")
+                    break
             return
         for message in messages:
+            if not isinstance(message, wire.Ping):
+                self.server.received.append(type(message).__name__)
             if isinstance(message, wire.Ping):
                 if self.server.is_stuck:
                     self.server.may_answer.wait()
@@ -153,6 +160,19 @@ def test_a_long_post_neither_holds_up_arrivals_nor_ends_the_session(
         wait_until(lambda: slow_server.n_pings > n_pings, "the next Ping")
     finally:
         connected.close()
+
+
+def test_what_was_sent_before_the_close_is_posted_before_the_session_ends(slow_server: SlowServer) -> None:
+    slow_server.may_answer.set()
+    for n in range(1, 11):
+        connected = client.connect(f"http://127.0.0.1:{slow_server.server_port}")
+        program = connected.program()
+        program.submit((wire.Gen(0, 0),))
+        program.future(0).result(5.0)
+        program.cancel()
+        connected.close()
+        wait_until(lambda n=n: slow_server.received.count("end") == n, "the end of the session")  # type: ignore[misc]
+    assert slow_server.received == ["Submit", "Cancel", "end"] * 10
 
 
 def test_a_server_that_answers_nothing_is_lost(slow_server: SlowServer, monkeypatch: pytest.MonkeyPatch) -> None:
