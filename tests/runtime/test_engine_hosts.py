@@ -293,6 +293,28 @@ def test_late_report_of_a_host_is_not_one_of_the_host_that_replaced_it(hosts: Ho
         server.close()
 
 
+def test_host_that_joins_before_a_death_is_handled_starts_one_engine() -> None:
+    starts: list[bytes] = []
+
+    def send(host: bytes, frames: list[bytes]) -> None:
+        starts.extend([host] * isinstance(decoders.decode_host_command(frames[-1]), wire.StartEngine))
+
+    link = RemoteLink(send, config.make, 60.0)
+    try:
+        link.attach(b"1", "one", 0.0)
+        link.lost()
+        link.attach(b"2", "two", 0.0)
+        assert starts == [b"1"], "the loop has not handled the death"
+        link.start()
+        assert starts == [b"1", b"2"]
+        link.lost()
+        link.start()
+        link.attach(b"3", "three", 0.0)
+        assert starts == [b"1", b"2", b"3"]
+    finally:
+        link.close()
+
+
 def test_deadlines_are_on_the_clock_of_the_host_that_gets_them() -> None:
     sent: list[bytes] = []
 

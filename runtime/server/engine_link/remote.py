@@ -46,6 +46,7 @@ class RemoteLink(EngineConnection):
         self.identity = b""
         self._inbox: deque[bytes] = deque()
         self._death = LOST
+        self._is_dead = False  # the engine has died, and `start` was not called since
         self._n_kills = 0  # how often the present engine was told to end
         self._ahead = 0.0  # how far our clock is ahead of that of the host
         self.is_gone = True
@@ -57,7 +58,8 @@ class RemoteLink(EngineConnection):
         on the host's monotonic clock."""
         self.identity, self.host, self._ahead = identity, host, time.monotonic() - clock
         self.is_gone = False
-        self._start_engine()
+        if not self._is_dead:  # otherwise the loop calls `start` when it handles the death
+            self._start_engine()
 
     def _start_engine(self) -> None:
         self.n_starts += 1
@@ -68,6 +70,7 @@ class RemoteLink(EngineConnection):
     def start(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.life)
+        self._is_dead = False
         self._inbox.clear()
         self.reset()
         if not self.is_gone:
@@ -94,7 +97,7 @@ class RemoteLink(EngineConnection):
             self._end(LOST._replace(how=why) if why else LOST)
 
     def _end(self, death: Death) -> None:
-        self._death = death
+        self._death, self._is_dead = death, True
         if self.life >= 0:
             os.eventfd_write(self.life, 1)
 
@@ -221,7 +224,7 @@ class EngineHosts:
                     hello, name = _hello(rest), self._name(frames[-1])
                     link = self._links[identity] = join(name)
                     link.attach(identity, name, hello.clock)
-                    self.probe()  # forget those that were dismissed and have left
+                    self.probe()  # forget those that were dismissed and have left, and notice others that are gone
             except ConnectFailed as e:
                 self._dismiss(identity, e.message)
             except Exception as e:
