@@ -223,7 +223,16 @@ def _known_error(result: Any) -> Any:
     one of the tokenizers library) is replaced by a BanyanError."""
     if isinstance(result, Exception) and not isinstance(result, BanyanError):
         return BanyanError(f"the text cannot be encoded: {result!r}")
+    if isinstance(result, BanyanError):
+        _forget_frames(result)
     return result
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Remove the tracebacks of an error and of its causes. The program keeps the error, and their frames refer to the
+    program: the cycle would last until no program runs."""
+    while error is not None:
+        error.__traceback__, error = None, error.__cause__ or error.__context__
 
 
 def _packed(outcome: GenOutcome) -> GenOutcome:
@@ -263,6 +272,7 @@ class EngineAttempt(Attempt):
 
     def start(self) -> None:
         self._check()
+        self._generator.check_length(self.prompt.n_chars + max(map(len, self.suffixes)))
         self._encode()
 
     def stop(self) -> None:
@@ -272,6 +282,8 @@ class EngineAttempt(Attempt):
     def finish(self, outcome: GenOutcome | BanyanError) -> None:
         if not self.is_over:
             self._abort_requests()
+        if isinstance(outcome, BanyanError):
+            _forget_frames(outcome)
         super().finish(outcome)
 
     def _abort_requests(self) -> None:
@@ -292,10 +304,8 @@ class EngineAttempt(Attempt):
 
     def _encode(self) -> None:
         """Tokenize the prompt followed by each text in `suffixes`, and then start the requests. Long prompts are
-        tokenized on a thread, from a copy. Raises PromptTooLong if the prompt has more characters than can fit into the
-        context."""
+        tokenized on a thread, from a copy."""
         generator, suffixes = self._generator, self.suffixes
-        generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
         copy, owner = self.prompt.copy(), self._program.scheduling.namespace
 
         def work() -> Encoded:
@@ -325,7 +335,7 @@ class EngineAttempt(Attempt):
     def _fail(self, error: Exception) -> None:
         """End the attempt with an error. If this is not a BanyanError, it is a bug, and the whole program ends."""
         if isinstance(error, BanyanError):
-            self.finish(error.with_traceback(None))
+            self.finish(error)
         else:
             self._program.crashed(error)
 

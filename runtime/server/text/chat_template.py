@@ -167,7 +167,7 @@ class ChatTemplate:
         units = BASE + PER_CHARACTER * (self._n_given_chars + sum(m.n_chars for m in messages))
         try:
             with budget(units + PER_MESSAGE * len(messages)):
-                return self._template.render(
+                context = self._template.new_context(
                     {
                         "messages": turns,
                         "add_generation_prompt": prompt,
@@ -178,6 +178,8 @@ class ChatTemplate:
                         **self._kwargs,
                     }
                 )
+                # Not `render`, which puts frames of its own into the traceback of an error, in a reference cycle.
+                return "".join(self._template.root_render_func(context))
         except BudgetSpent as e:
             raise BadProgram(f"the model's chat template fails on these {len(messages)} turns: {e.message}") from e
         except TemplateError as e:

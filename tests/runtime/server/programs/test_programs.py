@@ -378,7 +378,13 @@ def test_cost_of_waiting_states_is_linear(bench: Any, greedy: Sampler) -> None:
 
 
 @pytest.mark.parametrize(
-    "op", [Gen(0, 0, wire.Sampling(max_tokens=2)), Gen(0, 0, wire.Sampling(n=0)), Select(0, 0, ("a", "b"))]
+    "op",
+    [
+        Gen(0, 0, wire.Sampling(max_tokens=2)),
+        Gen(0, 0, wire.Sampling(n=0)),
+        Gen(0, 0, wire.Sampling(stop_regex=("(",))),
+        Select(0, 0, ("a", "b")),
+    ],
 )
 def test_ended_program_leaves_no_cycles(bench: Any, op: wire.Op) -> None:
     """To collect cycles in the whole heap would hold the loop, so the server does not do it while programs run."""
