@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention.ragged import Ragged, ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
 from banyan.kernels.kv_layout import is_latent, values_of
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.model import decoder, families
@@ -144,7 +144,7 @@ class Attend:
         self.k, self.v = (torch.randn(paged.n_pages, PAGE, heads[1], dim, device=device, dtype=dtype) for _ in range(2))
         if latent_dim:
             self.v = values_of(self.k, latent_dim)
-        self.scale = dim**-0.5
+        self.options = AttentionOptions(dim**-0.5)
 
     @property
     def n_bytes(self) -> int:
@@ -158,7 +158,7 @@ class Attend:
         return 2 * self.heads[0] * (self.dim + self.v.shape[3]) * pairs
 
     def ours(self, batch: Ragged | None = None, pools: tuple[Any, Any] | None = None) -> Tensor:
-        return ops.attention(self.q, *(pools or (self.k, self.v)), batch or self.batch, scale=self.scale)
+        return ops.attention(self.q, *(pools or (self.k, self.v)), batch or self.batch, self.options)
 
     def unshared(self) -> Callable[[], Tensor]:
         """Our kernel without shared reads of common prefixes."""

@@ -31,7 +31,7 @@ from report import Report, correct, parser
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize, stacked
 from banyan.kernels.native import threads
-from banyan.kernels.ops import ragged
+from banyan.kernels.ops import AttentionOptions, ragged
 from banyan.runtime.engine.hardware import use_huge_pages
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.model.size import tensors_of
@@ -144,7 +144,7 @@ def decode_attention(report: Report, n_requests: int, context: int, n_steps: int
             own = q if name == "float32" else q.bfloat16()
             started = time.perf_counter()
             for pair in pairs:
-                ops.attention(own, *pair, batch, scale=0.125)
+                ops.attention(own, *pair, batch, AttentionOptions(0.125))
             best[name] = min(best[name], (time.perf_counter() - started) / n_layers)
     for name, seconds in best.items():
         report.row(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, overload
 
 from torch import Tensor
 
-from banyan.kernels.attention.ragged import AttentionOptions
+from banyan.kernels.attention.ragged import AttentionOptions as AttentionOptions
 from banyan.kernels.attention.ragged import Ragged as Ragged
 from banyan.kernels.attention.ragged import ragged as ragged
 from banyan.kernels.device import INTERPRETED
@@ -177,24 +177,10 @@ def implementation(op: str, device: str) -> Callable[..., Any]:
     return function
 
 
-def attention(
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-    first: int = 0,
-    first_q: Tensor | None = None,
-) -> Tensor:
-    """Causal attention of ragged rows over paged KV; see `attention/reference.py` for shapes, and
-    AttentionOptions."""
-    ragged.check(window)
-    run = implementation("attention", q.device.type)
-    out: Tensor = run(q, k_pool, v_pool, ragged, AttentionOptions(scale, softcap, window, sinks, first, first_q))
+def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
+    """Causal attention of ragged rows over paged KV; see `attention/reference.py`."""
+    ragged.check(options.window)
+    out: Tensor = implementation("attention", q.device.type)(q, k_pool, v_pool, ragged, options)
     return out
 
 

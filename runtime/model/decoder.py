@@ -19,7 +19,7 @@ from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
 from banyan.kernels.lora.adapted import LINEARS, AdaptedRows
 from banyan.kernels.native import build as native
 from banyan.kernels.native.layers import NONE_KEPT, Head, Layers, Turn, Weights, fused
-from banyan.kernels.ops import Pool, Ragged
+from banyan.kernels.ops import AttentionOptions, Pool, Ragged
 from banyan.kernels.rope_kv.reference import rotate
 from banyan.runtime.model.linear import Linear, tiled
 from banyan.runtime.model.parallel import JoinedLinear, Shard, SummedLinear, cut, sharded
@@ -169,6 +169,7 @@ class Decoder:
         turn: cos and sin from `_turn`; None: the model has no attention sinks.
         """
         product = tiled if self.head.is_tiled else ops.linear
+        scale = self.spec.head_dim**-0.5
 
         def run(i: int, which: str, x: Tensor) -> Tensor:
             """Returns the output of one linear layer of layer `i`, including what adapters add. which: a field of
@@ -195,8 +196,8 @@ class Decoder:
                 adapted = adapted and adapted.last
                 if not len(q):
                     return x, x
-            scale, window, first = self.spec.head_dim**-0.5, layer.window, layer.first
-            out = ops.attention(q, *pools, batch, scale=scale, window=window, first=first, first_q=first_q)
+            options = AttentionOptions(scale, window=layer.window, first=layer.first, first_q=first_q)
+            out = ops.attention(q, *pools, batch, options)
             h = run(i, "out", out.view(len(out), -1))
             h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
             h = run(i, "down", ops.silu_mul(run(i, "gate_up", h)))

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import Pool
-from banyan.kernels.ops import Ragged
+from banyan.kernels.ops import AttentionOptions, Ragged
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model import families
 from banyan.runtime.model.decoder import Decoder, FeatureStore, Layer, Rotations
@@ -129,7 +129,7 @@ class Eagle:
         h, x = self._inputs(F.embedding(ids, self._large.embed), features)
         qkv = layer.qkv(h).view(len(h), -1, s.head_dim)
         q = ops.rope_kv(qkv, None, self._eps, *cos_sin, *kv[0], ragged.slots)
-        out = ops.attention(q, *kv[0], ragged, scale=s.head_dim**-0.5)
+        out = ops.attention(q, *kv[0], ragged, AttentionOptions(s.head_dim**-0.5))
         h, x = ops.rms_norm(layer.out(out.view(len(out), -1)), layer.mlp_norm, self._eps, residual=x)
         out = (x + layer.down(ops.silu_mul(layer.gate_up(h))))[rows]
         return self._logits(out), out

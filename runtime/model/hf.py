@@ -54,7 +54,7 @@ from banyan.kernels.kv_layout import Pool, Quantized, kv_pools
 from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.moe.experts import Gate
-from banyan.kernels.ops import Ragged, ragged
+from banyan.kernels.ops import AttentionOptions, Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model import latent, moe, recurrent
 from banyan.runtime.model.families import ModelSpec, dtype_name
@@ -361,16 +361,7 @@ def _attention(
     q, k, v = (x.contiguous().to(dtype) for x in (q, k, v))
     batch = (rule.in_chunks and step.ragged.local) or step.ragged.seen_in(rule.window)
     ops.write_kv(k, v, k_pool, v_pool, batch.slots)
-    out = ops.attention(
-        q,
-        k_pool,
-        v_pool,
-        batch,
-        scale=scale,
-        softcap=rule.softcap,
-        window=rule.window,
-        sinks=sinks,
-    )
+    out = ops.attention(q, k_pool, v_pool, batch, AttentionOptions(scale, rule.softcap, rule.window, sinks))
     if step.images is not None and step.images.blocks:
         attend_blocks(out, q, k_pool, v_pool, step.images.blocks, scale, rule.window)
     out = out[:, :n_heads, :v_dim].to(query.dtype)

@@ -32,11 +32,10 @@ BATCHES = {
 
 def check_paths(case: Case) -> None:
     """Checks both paths; the compiled one only if there is a compiler and it supports the case."""
-    args = case[:4]
-    case.check(cpu.by_torch(*args, AttentionOptions(**case.options)))
+    case.check(cpu.by_torch(*case))
     library = build.library()
     if library is not None and cpu.is_known(*case[:3]):
-        case.check(native.attend(library, *args, AttentionOptions(**case.options)))
+        case.check(native.attend(library, *case))
 
 
 @pytest.mark.usefixtures("native")
@@ -44,13 +43,13 @@ def test_supported_shapes_use_the_compiled_path(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cpu, "by_torch", None)
     for dtype in build.DTYPES:
         case = attention_case(1, [1, 20], [40, 33], dtype=dtype, window=30, softcap=3.0, sinks=True)
-        case.check(cpu.attention(*case[:4], AttentionOptions(**case.options)))
+        case.check(cpu.attention(*case))
 
 
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.float16, 64), (torch.float32, 24)], ids=str)
 def test_unsupported_shapes_use_torch(dtype: torch.dtype, dim: int) -> None:
     case = attention_case(1, [1, 20], [40, 33], dtype=dtype, dim=dim)
-    case.check(cpu.attention(*case[:4], AttentionOptions(**case.options)))
+    case.check(cpu.attention(*case))
 
 
 @pytest.mark.usefixtures("native")
@@ -58,7 +57,7 @@ def test_unsupported_shapes_use_torch(dtype: torch.dtype, dim: int) -> None:
 def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_n_threads", 2)
     case = attention_case(6, [1, 3, 1], [1500, 900, 64], dtype=dtype, sinks=True)
-    case.check(cpu.attention(*case[:4], AttentionOptions(**case.options)))
+    case.check(cpu.attention(*case))
     (work,) = case.ragged.plans.values()
     assert work.n_partials > 3
 
@@ -156,7 +155,7 @@ def test_row_of_a_tree_equals_the_end_of_its_chain() -> None:
     pools = [t.view(1, -1, 2, dim).contiguous() for t in (k, v)]
     page = context + n
     tree = ragged([n], [context + n], [[0]], page, parents=[parents])
-    actual = ops.attention(q, *pools, tree, scale=0.1)
+    actual = ops.attention(q, *pools, tree, AttentionOptions(0.1))
     for row in range(n):
         path, node = [row], row
         while parents[node] >= 0:
@@ -165,16 +164,15 @@ def test_row_of_a_tree_equals_the_end_of_its_chain() -> None:
         keys = [*range(context), *(context + j for j in path)]
         chain = ragged([1], [len(keys)], [[0]], len(keys))
         chain_pools = [pool[:, keys].contiguous() for pool in pools]
-        torch.testing.assert_close(
-            actual[row : row + 1], ops.attention(q[row : row + 1], *chain_pools, chain, scale=0.1)
-        )
+        alone = ops.attention(q[row : row + 1], *chain_pools, chain, AttentionOptions(0.1))
+        torch.testing.assert_close(actual[row : row + 1], alone)
         assert tree.position[row] == context + len(path) - 1
 
 
 def test_window_smaller_than_a_tree_is_refused() -> None:
     case = attention_case(9, [3], [20], parents=[[-1, 0, 0]])
     with pytest.raises(ValueError, match="window of 2 is smaller than a tree of 3"):
-        ops.attention(*case[:4], scale=0.1, window=2)
+        ops.attention(*case[:4], AttentionOptions(0.1, window=2))
 
 
 requests = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 90)), min_size=1, max_size=6)
@@ -225,7 +223,7 @@ def test_many_random_batches_agree(call: dict) -> None:
 
 def test_layers_with_different_windows_share_a_batch() -> None:
     wide = attention_case(5, [1, 5], [60, 40])
-    narrow = wide._replace(options=wide.options | {"window": 8})
+    narrow = wide._replace(options=wide.options._replace(window=8))
     for case in (wide, narrow, wide, narrow):
         check_paths(case)
 
@@ -290,11 +288,11 @@ def test_float32_row_is_bitwise_equal_for_few_and_many_rows(
 def test_torch_attention_works_after_a_call_in_inference_mode(kv: str) -> None:
     case = attention_case(8, [3], [20], kv=kv)
     with torch.inference_mode():
-        first = cpu.by_torch(*case[:4], AttentionOptions(**case.options))
-    assert torch.equal(cpu.by_torch(*case[:4], AttentionOptions(**case.options)), first)
+        first = cpu.by_torch(*case)
+    assert torch.equal(cpu.by_torch(*case), first)
 
 
 def test_deterministic_attention_without_a_compiler_raises() -> None:
     case = attention_case(1, [1], [30])
     with pytest.raises(ValueError, match="install a C"):
-        cpu.by_torch(*case[:3], case.ragged._replace(deterministic=True), AttentionOptions(**case.options))
+        cpu.by_torch(*case[:3], case.ragged._replace(deterministic=True), case.options)

@@ -20,7 +20,6 @@ import torch
 
 from banyan.kernels import dispatch_report, ops
 from banyan.kernels.attention import native
-from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.kernels.native import build, threads
 from kernel_support.cases import attention_case
 from kernel_support.small_ops import CHECKS
@@ -45,7 +44,7 @@ def test_missing_compiler_falls_back_to_torch_with_one_warning(
     case = attention_case(1, [1, 9], [30, 20])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            case.check(ops.attention(*case[:4], **case.options))
+            case.check(ops.attention(*case))
         for check in CHECKS:
             check(1, torch.float32, "cpu")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -165,7 +164,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.mark.long
 def test_build_without_optimisation_gives_the_same_results(portable: ctypes.CDLL) -> None:
     case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
-    case.check(native.attend(portable, *case[:4], AttentionOptions(**case.options)))
+    case.check(native.attend(portable, *case))
 
 
 @pytest.mark.long
@@ -195,7 +194,7 @@ def check_nan(library: ctypes.CDLL) -> None:
                 want = case.expected().isnan()
                 assert want.any()
                 assert not want.all()
-                got = native.attend(library, *case[:4], AttentionOptions(**case.options))
+                got = native.attend(library, *case)
                 assert torch.equal(got.isnan(), want), f"a NaN {place} in {dtype}"
 
 

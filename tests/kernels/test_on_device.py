@@ -50,7 +50,7 @@ calls = st.fixed_dictionaries(
 
 
 def check(case: Case) -> None:
-    case.check(ops.attention(*case[:4], **case.options))
+    case.check(ops.attention(*case))
 
 
 @examples(15, 40, given(call=calls))

@@ -33,14 +33,13 @@ class Case(NamedTuple):
     k_pool: Pool
     v_pool: Pool
     ragged: Ragged
-    options: dict[str, Any]
+    options: AttentionOptions
 
     def expected(self) -> Tensor:
         """The reference's result in float64."""
-        options = dict(self.options)
-        options |= {name: options[name].double() for name in ("sinks", "first_q") if options.get(name) is not None}
+        options = AttentionOptions(*(x.double() if isinstance(x, Tensor) else x for x in self.options))
         pools = (t if isinstance(t, Quantized) else t.double() for t in (self.k_pool, self.v_pool))
-        return reference.attention(self.q.double(), *pools, self.ragged, AttentionOptions(**options))
+        return reference.attention(self.q.double(), *pools, self.ragged, options)
 
     def check(self, got: Tensor, factor: float = 1.0) -> None:
         """Fails unless `got` is the expected result within the tolerance of its dtype. NaN always fails."""
@@ -97,9 +96,9 @@ def attention_case(
             fresh = torch.randn(2, n, heads[1], dim, generator=chance)
             pools[:, page, :n] = torch.where(pools[:, page, :n].isnan(), fresh, pools[:, page, :n])
     q = torch.randn(sum(q_lens), heads[0], dim, generator=chance)
-    options: dict[str, Any] = {"scale": dim**-0.5, "softcap": softcap, "window": window}
+    options = AttentionOptions(dim**-0.5, softcap, window)
     if sinks:
-        options["sinks"] = torch.randn(heads[0], generator=chance).to(device)
+        options = options._replace(sinks=torch.randn(heads[0], generator=chance).to(device))
     kinds = KV_KINDS.get(kv or "", (None, None))
     k_pool, v_pool = (
         _quantized(pool, kind, device) if kind else pool.to(device, dtype)
@@ -111,7 +110,7 @@ def attention_case(
     if first:
         other = torch.randn(q.shape, generator=chance)
         other = torch.where((batch.position.cpu() < window)[:, None, None], q, other)
-        options |= {"first": first, "first_q": other.to(device, dtype)}
+        options = options._replace(first=first, first_q=other.to(device, dtype))
     return Case(q.to(device, dtype), k_pool, v_pool, batch, options)
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels.attention import kernel, plan
-from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.kernels.write_kv import kernel as write_kv
 from forms import in_short, short_form
 from kernel_support import cases, interpreter
@@ -35,7 +34,7 @@ EACH_OPTION = short_form(
 
 
 def check(case: Case) -> None:
-    case.check(kernel.attention(*case[:4], AttentionOptions(**case.options)))
+    case.check(kernel.attention(*case))
 
 
 def split_often(patch: pytest.MonkeyPatch, n_keys: int) -> None:
@@ -157,7 +156,7 @@ def test_q_can_be_a_view_of_a_wider_tensor() -> None:
     case = attention_case(5, [1, 7], [20, 30], dim=32)
     wide = torch.full((8, 4 + 9, 32), torch.nan)
     wide[:, :4] = case.q
-    case.check(kernel.attention(wide[:, :4], *case[1:4], AttentionOptions(**case.options)))
+    case.check(kernel.attention(wide[:, :4], *case[1:]))
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from torch import Tensor
 from banyan.kernels.attention import kernel
 from banyan.kernels.attention.graph_batch import GraphBatch
 from banyan.kernels.attention.plan import MERGE_KEYS
-from banyan.kernels.attention.ragged import AttentionOptions, ragged
+from banyan.kernels.attention.ragged import ragged
 from banyan.radix_cache.windows import WindowPages
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs
 from banyan.runtime.engine.kv_pool import KVPool
@@ -49,7 +49,7 @@ def attend(case: Case, fixed: GraphBatch) -> Tensor:
     def padded(q: Tensor) -> Tensor:
         return torch.cat([q, torch.full((len(fixed.ragged.slots) - n, *q.shape[1:]), torch.nan)])
 
-    options = AttentionOptions(**case.options)
+    options = case.options
     if options.first_q is not None:
         options = options._replace(first_q=padded(options.first_q))
     return kernel.attention(padded(case.q), case.k_pool, case.v_pool, fixed.ragged, options)[:n]
@@ -63,7 +63,7 @@ def attend(case: Case, fixed: GraphBatch) -> Tensor:
 def test_graph_batch_accepts_other_batches(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7], **options)
-    first.check(kernel.attention(*first[:4], AttentionOptions(**first.options)))
+    first.check(kernel.attention(*first))
     fixed = GraphBatch(first.ragged, 5, 30, spare=range(2))
     pointers = [t.data_ptr() for t in fixed.ragged if isinstance(t, Tensor)]
     for case in (first, decodes(2, [100, 90, 95, 60], 3, **options), decodes(3, [1], 0, **options), first):
@@ -77,7 +77,7 @@ def test_graph_batch_has_the_pages_of_windowed_layers(monkeypatch: pytest.Monkey
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     cases = [(decodes(i, kv_lens), decodes(i + 1, kv_lens, window=20)) for i, kv_lens in ((1, [40, 7]), (3, [90, 60]))]
     for case in cases[0]:
-        kernel.attention(*case[:4], AttentionOptions(**case.options))
+        kernel.attention(*case)
     first, other = (whole.ragged._replace(windowed=windowed.ragged) for whole, windowed in cases)
     fixed = GraphBatch(first, 4, 30, spare=range(2), window_spare=range(2, 4))
     assert fixed.fill(other)
@@ -93,7 +93,7 @@ def test_large_items_have_no_launch_until_a_batch_has_some(monkeypatch: pytest.M
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     alone, shared = decodes(1, [40, 7]), decodes(2, [60] * 20, 3)
     for case in (alone, shared):
-        kernel.attention(*case[:4], AttentionOptions(**case.options))
+        kernel.attention(*case)
     without = GraphBatch(alone.ragged, 24, 30, spare=range(2))
     assert [len(tables[1]) for tables in without.ragged.plans.values()] == [0]
     assert not without.fill(shared.ragged), "a step with large items is captured again"
@@ -107,7 +107,7 @@ def test_large_items_have_no_launch_until_a_batch_has_some(monkeypatch: pytest.M
 def test_fill_beyond_the_capacity_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7])
-    kernel.attention(*first[:4], AttentionOptions(**first.options))
+    kernel.attention(*first)
     fixed = GraphBatch(first.ragged, 2, 30, spare=range(2))
     assert not fixed.fill(decodes(2, [9, 9, 9]).ragged), "more rows than the batch has"
     for tables in fixed._tables.values():
