@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan.kernels import ops
@@ -13,8 +13,8 @@ from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize
 from banyan.kernels.native import build, threads
-from forms import short_form
-from kernel_support.cases import OPTIONS, Case, attention_case, check_deterministic, random_trees
+from forms import examples, short_form
+from kernel_support.cases import DRAWN, OPTIONS, Case, attention_case, check_deterministic, drawn_case
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 LATENT: list[dict] = [{}, {"window": 9, "softcap": 5.0, "sinks": True}, {"kv": "int8"}]
@@ -175,50 +175,23 @@ def test_window_smaller_than_a_tree_is_refused() -> None:
         ops.attention(*case[:4], AttentionOptions(0.1, window=2))
 
 
-requests = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 90)), min_size=1, max_size=6)
 calls = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**31),
-        "requests": requests,
-        "page_size": st.sampled_from([1, 16, 32, 64]),
+    DRAWN
+    | {
+        "requests": st.lists(st.tuples(st.integers(0, 20), st.integers(0, 90)), min_size=1, max_size=6),
         "shared_pages": st.integers(0, 4),
-        "window": st.sampled_from([0, 0, 1, 7, 64]),
-        "first": st.sampled_from([0, 1, 4, 40]),
-        "softcap": st.sampled_from([0.0, 0.0, 4.0]),
-        "sinks": st.booleans(),
         "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
         "kv": st.sampled_from(["", "", "int8", "fp8"]),
-        "trees": st.booleans(),
     }
 )
 
 
-def check_random(call: dict) -> None:
-    call["first"] *= call["window"] > 0
-    q_lens, contexts = [q for q, _ in call["requests"]], [c for _, c in call.pop("requests")]
-    if call.pop("trees") and not 0 < call["window"] < max(q_lens):
-        call["parents"] = random_trees(call["seed"], q_lens)
+@pytest.mark.timeout(900)
+@examples(25, 2000, given(call=calls))
+def test_random_batches_agree(call: dict) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MERGE_KEYS, "cpu", 0.0)
-        check_paths(
-            attention_case(
-                q_lens=q_lens, kv_lens=[q + c for q, c in zip(q_lens, contexts, strict=True)], dim=16, **call
-            )
-        )
-
-
-@settings(max_examples=25, deadline=None)
-@given(call=calls)
-def test_random_batches_agree(call: dict) -> None:
-    check_random(call)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@settings(max_examples=2000, deadline=None)
-@given(call=calls)
-def test_many_random_batches_agree(call: dict) -> None:
-    check_random(call)
+        check_paths(drawn_case(dim=16, **call))
 
 
 def test_layers_with_different_windows_share_a_batch() -> None:

@@ -23,7 +23,7 @@ from banyan.runtime.engine.model_runner import ModelRunner, decodes
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol.wire import Sampling
 from forms import examples, in_short, short_form
-from kernel_support.cases import Case, attention_case, random_trees
+from kernel_support.cases import Case, attention_case, drawn_case, random_trees
 
 OPTIONS = [
     {},
@@ -55,12 +55,7 @@ def check(case: Case) -> None:
 
 @examples(15, 40, given(call=calls))
 def test_random_batches_agree(call: dict, device: str) -> None:
-    requests, options, trees = call.pop("requests"), call.pop("options"), call.pop("trees")
-    q_lens = [q for q, _ in requests]
-    if trees and not 0 < options.get("window", 0) < max(q_lens):
-        call["parents"] = random_trees(call["seed"], q_lens)
-    kv_lens = [q + context for q, context in requests]
-    check(attention_case(q_lens=q_lens, kv_lens=kv_lens, device=device, **call, **options))
+    check(drawn_case(device=device, **call.pop("options"), **call))
 
 
 @pytest.mark.parametrize("options", in_short(OPTIONS[-1:], OPTIONS), ids=str)

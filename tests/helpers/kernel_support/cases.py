@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from banyan.kernels.attention import reference
@@ -22,6 +23,17 @@ OPTIONS: list[dict[str, Any]] = [
     {"kv": "fp8"},
 ]
 """Arguments of `attention_case`: no option, and each option alone."""
+
+DRAWN = {
+    "seed": st.integers(0, 2**31),
+    "page_size": st.sampled_from([1, 16, 32, 64]),
+    "window": st.sampled_from([0, 0, 1, 7, 64]),
+    "first": st.sampled_from([0, 1, 4, 40]),
+    "softcap": st.sampled_from([0.0, 0.0, 4.0]),
+    "sinks": st.booleans(),
+    "trees": st.booleans(),
+}
+"""Strategies for arguments of `drawn_case`."""
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -128,6 +140,18 @@ def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:
         [chance.randrange(-1, j) for j in range(n)] if 0 < n <= MAX_DRAFT and chance.random() < 0.5 else None
         for n in q_lens
     ]
+
+
+def drawn_case(seed: int, requests: Sequence[tuple[int, int]], trees: bool, **options: Any) -> Case:
+    """A case of arguments that hypothesis drew. requests: the number of rows and of earlier tokens of each. trees: some
+    requests have random draft trees, if the window has room for them. `first` is ignored without a window. options: of
+    `attention_case`."""
+    q_lens, window = [q for q, _ in requests], options.get("window", 0)
+    if trees and not 0 < window < max(q_lens):
+        options["parents"] = random_trees(seed, q_lens)
+    if not window:
+        options["first"] = 0
+    return attention_case(seed, q_lens, [q + context for q, context in requests], **options)
 
 
 def check_deterministic(

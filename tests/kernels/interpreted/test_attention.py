@@ -11,7 +11,7 @@ from banyan.kernels.attention import kernel, plan
 from banyan.kernels.write_kv import kernel as write_kv
 from forms import in_short, short_form
 from kernel_support import cases, interpreter
-from kernel_support.cases import Case, attention_case, check_deterministic, random_trees
+from kernel_support.cases import DRAWN, Case, attention_case, check_deterministic, drawn_case
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -174,37 +174,23 @@ def test_deterministic_row_is_bitwise_equal_in_every_batch(
 
 
 calls = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**31),
+    DRAWN
+    | {
         "requests": st.lists(st.tuples(st.integers(0, 20), st.integers(0, 70)), min_size=1, max_size=4),
         "heads": st.sampled_from([(1, 1), (4, 2), (3, 1)]),
         "dtype": st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
         "kv": st.sampled_from(["", "", "int8", "fp8", "k8v4"]),
-        "page_size": st.sampled_from([1, 16, 32, 64]),
         "shared_pages": st.integers(0, 3),
-        "window": st.sampled_from([0, 0, 1, 7, 64]),
-        "first": st.sampled_from([0, 1, 4, 40]),
-        "softcap": st.sampled_from([0.0, 0.0, 4.0]),
-        "sinks": st.booleans(),
     }
 )
-
-
-def check_random(call: dict, min_split: int, trees: bool) -> None:
-    requests = call.pop("requests")
-    call["first"] *= call["window"] > 0
-    q_lens = [q for q, _ in requests]
-    if trees and not 0 < call["window"] < max(q_lens):
-        call["parents"] = random_trees(call["seed"], q_lens)
-    with pytest.MonkeyPatch.context() as patch:
-        split_often(patch, min_split)
-        patch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
-        check(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 @settings(max_examples=500, deadline=None)
-@given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
-def test_many_random_batches_agree(call: dict, min_split: int, trees: bool) -> None:
-    check_random(call, min_split, trees)
+@given(call=calls, min_split=st.sampled_from([32, 256]))
+def test_many_random_batches_agree(call: dict, min_split: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        split_often(patch, min_split)
+        patch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
+        check(drawn_case(dim=16, **call))
