@@ -96,26 +96,20 @@ class Layers:
     """The layers and the head of one decoder. Built by `fused`; `bind` sets the pools, then a call computes a step."""
 
     def __init__(
-        self, library: ctypes.CDLL, weights: Sequence[Weights], head: Head, n_heads: int, n_kv_heads: int, dim: int,
-        eps: float,
-    ) -> None:  # fmt: skip
-        """The library must support the weights, which `fused` checks."""
-        self.library = library
-        self.sizes = n_heads, n_kv_heads, dim
-        self.eps = eps
-        first, _ = weights[0].linears[0]
-        assert isinstance(first, Packed)
-        self.dtype = first.dtype
+        self, library: ctypes.CDLL, weights: Sequence[Weights], head: Head, sizes: tuple[int, int, int], eps: float
+    ) -> None:
+        """sizes: the numbers of heads and KV heads, and the dimensions of a head. The library must support the weights,
+        which `fused` checks."""
+        assert isinstance(head.weight, Packed)
+        self.library, self.sizes, self.eps, self.dtype = library, sizes, eps, head.norm.dtype
         self.seen = sorted({(w.window, w.first) for w in weights})  # each pair (window, first) has its own plan
         self._weights, self._head = weights, head  # keeps alive what the pointers below point to
-        assert isinstance(head.weight, Packed)
         self._head_weight = Weight.of(head.weight, head.bias)
         self._kv: Sequence[tuple[Pool, Pool]] | None = None
         self._kind = 0
         self._layers = (_Layer * len(weights))(*map(self._layer, weights))
-        w = self._layers[0]
-        n_intermediate = w.down.n_in
-        self.widths = w.qkv.n_in, w.qkv.n_out, n_heads * dim, n_heads * dim, 2 * n_intermediate, n_intermediate
+        w, width = self._layers[0], sizes[0] * sizes[2]
+        self.widths = w.qkv.n_in, w.qkv.n_out, width, width, 2 * w.down.n_in, w.down.n_in
 
     def _layer(self, w: Weights) -> _Layer:
         linears = (Weight.of(weight, bias) for weight, bias in w.linears if isinstance(weight, Packed))
@@ -134,42 +128,33 @@ class Layers:
             (layer.k, layer.k_scale), (layer.v, layer.v_scale) = pointers(k), pointers(v)
         return True
 
-    def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None,
-        adapted: AdaptedRows | None = None, kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
-        which the caller must add this output. The residual stream is in the memory of x. For the other arguments see
-        `logits`.
-
-        kept  maps a number k of layers to a tensor [n, hidden] that gets the residual stream after the first k layers.
-              Cannot be combined with `last` or `adapted`
-        """
-        return self._run(x, (cos, sin), ragged, last, adapted, kept=kept, turn=turn)
-
     def logits(
-        self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, wanted: Tensor, last: Tensor | None = None,
+        self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged, wanted: Tensor, last: Tensor | None = None,
         adapted: AdaptedRows | None = None, turn: Turn = None,
     ) -> Tensor:  # fmt: skip
-        """Computes all layers over x [n, hidden], in its memory, and the logits, float32 [n_wanted, vocab], rounded to
-        the dtype of x.
-
-        cos, sin  float32 [n, rotary / 2]
-        wanted    int64: the rows whose logits are needed
-        last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes the
-                  results of these rows only; `wanted` must be the same rows. None: the results of all rows
-        adapted   the rows that use an adapter, in the dtype of x
-        turn      see Turn; needed if a layer with a window attends to first keys (`Weights.first`)
-        """
+        """Computes all layers and the logits, float32 [n_wanted, vocab], rounded to the dtype of x. wanted: int64, the
+        rows whose logits are needed; with `last`, the same rows. For the other arguments see `__call__`."""
         logits = torch.empty(len(wanted), self._head_weight.n_out)
-        self._run(x, (cos, sin), ragged, last, adapted, wanted, logits, turn=turn)
+        self(x, cos_sin, ragged, last, adapted, turn=turn, to=(wanted, logits))
         return logits
 
-    def _run(
-        self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged, last: Tensor | None,
-        adapted: AdaptedRows | None, wanted: Tensor | None = None, logits: Tensor | None = None,
-        kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None,
+    def __call__(
+        self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged, last: Tensor | None = None,
+        adapted: AdaptedRows | None = None, kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None,
+        to: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
+        which the caller must add this output. The residual stream is in the memory of x.
+
+        cos_sin   float32 [n, rotary / 2] each
+        last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes the
+                  results of these rows only. None: the results of all rows
+        adapted   the rows that use an adapter, in the dtype of x
+        kept      maps a number k of layers to a tensor [n, hidden] that gets the residual stream after the first k
+                  layers. Cannot be combined with `last` or `adapted`
+        turn      see Turn; needed if a layer with a window attends to first keys (`Weights.first`)
+        to        see `logits`: the wanted rows, and the tensor to which their logits are written
+        """
         n, hidden = x.shape
         starts = [0, *accumulate([n * width for width in self.widths])]  # of h, qkv, q, ... in `buffers`
         buffers = x.new_empty(starts.pop())
@@ -193,7 +178,8 @@ class Layers:
         if adapted is not None:
             call.low_rank = adapted.table.ctypes.data
             call.adapted, call.last_adapted = adapted.native, adapted.last.native
-        if wanted is not None and logits is not None:
+        if to is not None:
+            wanted, logits = to
             picked = x.new_empty(2 * len(logits) * hidden)
             call.logits, call.norm = address(logits), address(self._head.norm)
             call.wanted_x = picked.data_ptr()
@@ -225,10 +211,11 @@ class Layers:
 
 
 def fused(
-    library: ctypes.CDLL | None, weights: Sequence[Weights], head: Head, n_heads: int, n_kv_heads: int, dim: int,
-    eps: float,
-) -> Layers | None:  # fmt: skip
-    """The fused layers; None if the library cannot compute them: it needs a CPU, packed weights and one dtype."""
+    library: ctypes.CDLL | None, weights: Sequence[Weights], head: Head, sizes: tuple[int, int, int], eps: float
+) -> Layers | None:
+    """The fused layers, for the sizes that `Layers` takes; None if the library cannot compute them: it needs a CPU,
+    packed weights and one dtype."""
+    n_heads, _, dim = sizes
     if INTERPRETED or library is None or dim % 16 or dim > min(MAX_DIM, MAX_HEAD) or n_heads > MAX_ROWS:
         return None
     dtype = head.norm.dtype
@@ -238,4 +225,4 @@ def fused(
     vectors = [head.norm, *(norm for w in weights for norm in w.norms), *(bias for _, bias in linears)]
     if not all(vector.dtype == dtype and vector.is_contiguous() for vector in vectors if vector is not None):
         return None
-    return Layers(library, weights, head, n_heads, n_kv_heads, dim, eps)
+    return Layers(library, weights, head, sizes, eps)

@@ -99,14 +99,14 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
 
         norm = _randn(generator, dtype, hidden)
         head, project = _linear(library, generator, dtype, hidden, 70, n_bits)
-        fused = layers.Layers(library, weights, layers.Head(norm, *head), heads, kv_heads, dim, 1e-5)
+        fused = layers.Layers(library, weights, layers.Head(norm, *head), (heads, kv_heads, dim), 1e-5)
         assert fused.bind(kv)
         for last, tail in ((None, None), (torch.tensor([0, 3]), ragged([1, 1], [9, 6], [[0], [1]], 16))):
-            output, residual = fused(x.clone(), cos, sin, batch._replace(tail=tail), last, turn=turn)
+            output, residual = fused(x.clone(), (cos, sin), batch._replace(tail=tail), last, turn=turn)
             want = h + total
             _near(f"a layer with pools of {kind}", output + residual, want if last is None else want[last], most)
             wanted = torch.tensor([3, 0, 3]) if last is None else last
-            logits = fused.logits(x.clone(), cos, sin, batch._replace(tail=tail), wanted, last, turn=turn)
+            logits = fused.logits(x.clone(), (cos, sin), batch._replace(tail=tail), wanted, last, turn=turn)
             normed = small_ops.rms_norm(want[wanted], norm.double(), 1e-5)
             _near(f"logits with pools of {kind}", logits, project(normed), 2 * most)
 

@@ -133,8 +133,8 @@ class Decoder:
         turn = self._turn(positions) if self.farthest else None
         if self.fused is not None and self.fused.bind(kv) and not (kept and adapted is not None):
             if features is None:
-                return self.fused.logits(x, *cos_sin, ragged, rows, last, adapted, turn)
-            h, x = self.fused(x, *cos_sin, ragged, last, adapted, kept, turn)
+                return self.fused.logits(x, cos_sin, ragged, rows, last, adapted, turn)
+            h, x = self.fused(x, cos_sin, ragged, last, adapted, kept, turn)
         else:
             h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last, adapted, kept, turn)
         if features is None:
@@ -230,9 +230,8 @@ class Decoder:
             for w in self.layers
         ]
         head = Head(self.norm, self.head.weight, self.head.bias)
-        return fused(
-            native.library(), weights, head, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps
-        )
+        sizes = self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim
+        return fused(native.library(), weights, head, sizes, self.eps)
 
 
 class EarlyExit(Decoder):
