@@ -147,6 +147,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     images: ImageSpec | None = None  # how the model takes images; None: it takes none
     latent_dim: int = 0  # latent attention: a value is the first latent_dim numbers of its key; 0: values are stored
 
+    def native(self, option: str, why: str) -> Dense:
+        """Returns `dense`. Unsupported: transformers' code computes the model, so it cannot have `option`. why: a
+        relative clause about that code."""
+        if self.dense is None:
+            raise Unsupported(
+                f"{option} with {self.name}: {self.family} runs in transformers' own code, {why}; leave {option} out, "
+                "or load a model of a native family: llama, mistral, qwen2 or qwen3"
+            )
+        return self.dense
+
     @property
     def kind(self) -> str:
         """A text for users that says how the model is stored and run, such as its quantisation. "": it is of a native

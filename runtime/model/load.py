@@ -13,7 +13,7 @@ from banyan.kernels.dispatch_report import why_not_deterministic
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.native import build as native
 from banyan.kernels.ops import Pool, Ragged
-from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
+from banyan.runtime.errors import ConfigError, OutOfMemory
 from banyan.runtime.model import decoder
 from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve, windowed
@@ -94,13 +94,10 @@ def load(
     if context > spec.max_context and not window:
         raise ConfigError(f"context is {context}, but {spec.name} supports at most {spec.max_context} tokens")
     at = torch.device(device), getattr(torch, dtype), context
-    if deterministic and spec.dense is None:
-        raise Unsupported(
-            f"deterministic with {spec.name}: {spec.family} runs in transformers' own code, whose bits depend on the "
-            "batch; leave it out, or load a model of a native family: llama, mistral, qwen2 or qwen3"
-        )
-    if deterministic and device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
-        raise ConfigError(f"deterministic is not possible here: {reason}")
+    if deterministic:
+        spec.native("deterministic", "whose bits depend on the batch")
+        if device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
+            raise ConfigError(f"deterministic is not possible here: {reason}")
     if weight_dtype in N_BITS and device == "cpu" and (native.library() is None or at[1] not in native.DTYPES):
         why = "" if native.library() else f", and the kernels could not be built: {native.why_not()}"
         raise ConfigError(

@@ -161,12 +161,7 @@ def sharded(spec: ModelSpec, tp: int) -> ModelSpec:
     parts; Unsupported: the model is not of a native family."""
     if tp == 1:
         return spec
-    c = spec.dense
-    if c is None:
-        raise Unsupported(
-            f"tp with {spec.name}: {spec.family} runs in transformers' own code, which has no tp; leave it out, or "
-            "load a model of a native family: llama, mistral, qwen2 or qwen3"
-        )
+    c = spec.native("tp", "which has no tp")
 
     def fits(n: int) -> bool:
         heads = spec.n_heads % n == 0 and (spec.n_kv_heads % n == 0 or n % spec.n_kv_heads == 0)

@@ -189,14 +189,19 @@ def windowed(spec: ModelSpec, window: int, sinks: int) -> ModelSpec:
     `spec` unchanged. Unsupported: the model cannot have attention sinks."""
     if not window:
         return spec
-    if spec.dense is None:
-        raise Unsupported(
-            f"window with {spec.name}: {spec.family} runs in transformers' own code, whose positions Banyan cannot "
-            "change; leave window out, or load a model of a native family: llama, mistral, qwen2 or qwen3"
-        )
+    spec.native("window", "whose positions Banyan cannot change")
     if spec.window:
         raise Unsupported(f"window is {window}, but layers of {spec.name} have windows of {spec.window}; leave it out")
     return msgspec.structs.replace(spec, windows=(window,) * spec.n_layers, n_first=sinks)
+
+
+_IN_RANGE: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value < math.inf,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: -1 <= value < 1 << 31,  # 0 means off, as -1 does
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: 0 < value < math.inf,
+}
 
 
 def sampling_defaults(path: Path) -> dict[str, Any]:
