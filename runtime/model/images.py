@@ -19,18 +19,16 @@ from banyan.runtime.errors import BadModel
 
 Kind = Literal["llava", "qwen", "gemma3", "idefics3"]
 
-_KINDS: dict[str, Kind] = {
-    "gemma3": "gemma3",
-    "idefics3": "idefics3",
-    "llava": "llava",
-    "qwen2_vl": "qwen",
-    "qwen2_5_vl": "qwen",
-    "qwen3_vl": "qwen",
-    "smolvlm": "idefics3",
+_FAMILIES: dict[str, tuple[Kind, int]] = {
+    "gemma3": ("gemma3", 262144),
+    "idefics3": ("idefics3", 128257),
+    "llava": ("llava", 32000),
+    "qwen2_vl": ("qwen", 151655),
+    "qwen2_5_vl": ("qwen", 151655),
+    "qwen3_vl": ("qwen", 151655),
+    "smolvlm": ("idefics3", 128257),
 }
-_ROW_IDS = {"gemma3": 262144, "idefics3": 128257, "llava": 32000, "qwen2_vl": 151655, "qwen2_5_vl": 151655,
-            "qwen3_vl": 151655, "smolvlm": 128257}  # fmt: skip
-"""The defaults of `ImageSpec.row_id` in transformers, for a config.json without this id."""
+"""Family -> its kind, and transformers' default of `ImageSpec.row_id`, for a config.json without this id."""
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 _TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
 """llava's vision tower -> the vision_feature_select_strategy with which each patch of the processed image has one row,
@@ -128,15 +126,15 @@ def image_spec(path: Path, config: dict[str, Any]) -> ImageSpec | str:
     family = config.get("model_type", "")
     if (vision := config.get("vision_config")) is None:
         return ""
-    if family not in _KINDS:
-        known = ", ".join(f"`{name}`" for name in sorted(_KINDS))
+    if family not in _FAMILIES:
+        known = ", ".join(f"`{name}`" for name in sorted(_FAMILIES))
         return f"images with {family} models are not supported, only text; image input is supported for {known}"
     if not any((path / name).is_file() for name in _PROCESSOR):
         return f"{path} has no preprocessor_config.json, which says how images are scaled"
     if importlib.util.find_spec("PIL") is None:
         return "to read images, the server needs Pillow: pip install 'banyan[images]'"
-    kind = _KINDS[family]
-    row_id = config.get("image_token_id", config.get("image_token_index")) or _ROW_IDS[family]
+    kind, default_row_id = _FAMILIES[family]
+    row_id = config.get("image_token_id", config.get("image_token_index")) or default_row_id
     try:
         match kind:
             case "gemma3":

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -212,26 +213,13 @@ def sampling_defaults(path: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     generation = read_json(path / "generation_config.json") or {}
-    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+    for name, is_in_range in _IN_RANGE.items():
         if (value := generation.get(name)) is not None:
             is_number = isinstance(value, int if name == "top_k" else int | float) and not isinstance(value, bool)
-            if not is_number or not _is_in_range(name, value):
+            if not is_number or not is_in_range(value):
                 raise BadModel(f"{path / 'generation_config.json'} has {name} {value!r}, which is out of range")
             found[name] = (value or -1) if name == "top_k" else float(value)
     return found
-
-
-def _is_in_range(name: str, value: float) -> bool:
-    match name:
-        case "temperature":
-            return 0 <= value < math.inf
-        case "top_k":  # 0 means off, as -1 does
-            return -1 <= value < 1 << 31
-        case "top_p":
-            return 0 < value <= 1
-        case "min_p":
-            return 0 <= value <= 1
-    return 0 < value < math.inf
 
 
 def name_of(path: Path) -> str:
