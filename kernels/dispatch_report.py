@@ -62,17 +62,15 @@ def _on_cpu(op: Op) -> Dispatch:
     return Dispatch(op, file, "torch: the C++ library could not be built here (see the warning)")
 
 
-def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str:
-    """Why deterministic mode is impossible with these arguments on this machine, as the end of an error message; "" if
-    it is possible.
+def why_not_deterministic(dtype: torch.dtype, head_dim: int) -> str:
+    """Why deterministic mode is impossible with these arguments on this machine's CPU, as the end of an error message;
+    "" if it is possible.
 
     Every op of the C++ library sums each row in a fixed order. The libraries that torch calls promise no fixed order on
     any device. (On a GPU, a deterministic model therefore calls them only with a fixed number of rows: see
     `runtime/model/linear.py`.)
     """
     rounds = "rounds a row differently in different batches"
-    if device != "cpu":
-        return f"the vendor's library, which computes linear layers, {rounds}"
     if build.library() is None:
         return f"torch {rounds}, and the CPU kernels could not be built: {build.why_not()}"
     if dtype not in build.DTYPES:

@@ -96,7 +96,7 @@ def load(
     at = torch.device(device), getattr(torch, dtype), context
     if deterministic:
         spec.native("deterministic", "whose bits depend on the batch")
-        if device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
+        if device == "cpu" and (reason := why_not_deterministic(at[1], spec.head_dim)):
             raise ConfigError(f"deterministic is not possible here: {reason}")
     if weight_dtype in N_BITS and device == "cpu" and (native.library() is None or at[1] not in native.DTYPES):
         why = "" if native.library() else f", and the kernels could not be built: {native.why_not()}"

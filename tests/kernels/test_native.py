@@ -318,24 +318,23 @@ def test_forked_child_does_not_wait_for_threads_that_it_lacks(tmp_path: Path, ru
 
 @pytest.mark.usefixtures("native")
 def test_why_not_deterministic_names_the_reason() -> None:
-    assert dispatch_report.why_not_deterministic("cpu", torch.float32, 64) == ""
-    assert "vendor" in dispatch_report.why_not_deterministic("cuda", torch.bfloat16, 64)
-    assert "float16" in dispatch_report.why_not_deterministic("cpu", torch.float16, 64)
-    assert "heads of 24" in dispatch_report.why_not_deterministic("cpu", torch.float32, 24)
-    assert "heads of 528" in dispatch_report.why_not_deterministic("cpu", torch.float32, 528)  # too large for rope_kv
+    assert dispatch_report.why_not_deterministic(torch.float32, 64) == ""
+    assert "float16" in dispatch_report.why_not_deterministic(torch.float16, 64)
+    assert "heads of 24" in dispatch_report.why_not_deterministic(torch.float32, 24)
+    assert "heads of 528" in dispatch_report.why_not_deterministic(torch.float32, 528)  # too large for rope_kv
 
 
 @pytest.mark.usefixtures("clear_library_cache")
 def test_why_not_deterministic_names_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "C++ compiler" in dispatch_report.why_not_deterministic("cpu", torch.float32, 64)
+    assert "C++ compiler" in dispatch_report.why_not_deterministic(torch.float32, 64)
 
 
 @pytest.mark.usefixtures("native", "clear_library_cache")
 def test_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    why = dispatch_report.why_not_deterministic("cpu", torch.float32, 64)
+    why = dispatch_report.why_not_deterministic(torch.float32, 64)
     assert str(tmp_path / "file" / "banyan") in why
     assert "XDG_CACHE_HOME" in why
 
