@@ -97,8 +97,9 @@ def test_greedy_tokens_equal_transformers(variant, page, tiny, tiny_model, refer
     assert len(set(actual)) > 3  # not the repetition of one token
 
 
-def test_requests_in_one_batch_are_independent(tiny, tiny_model):
-    model = load(tiny_model("mistral"))
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])  # transformers' code computes gemma2
+def test_requests_in_one_batch_are_independent(family, tiny, tiny_model):
+    model = load(tiny_model(family))
     a, b, c = random_ids(50, 1), random_ids(30, 2), random_ids(5, 3)
     expected = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b, "c": c}.items()}
     batched = tiny.Paged(model)
@@ -125,9 +126,10 @@ def test_requested_rows_are_returned_in_their_order(tiny, tiny_model):
 
 
 @pytest.mark.parametrize("max_context", [64, 65])
-def test_longrope_factors_follow_the_configured_context(max_context, tiny, tiny_model, reference):
+@pytest.mark.parametrize(("family", "fields"), [("llama", {}), ("phi3", LONG)], ids=["llama", "phi3"])
+def test_longrope_factors_follow_the_configured_context(family, fields, max_context, tiny, tiny_model, reference):
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0, **FACTORS, **LONG}
-    path = tiny_model("llama", rope_parameters=rope)
+    path = tiny_model(family, rope_parameters=rope, **fields)
     model = load(path, max_context=max_context)
     # Transformers chooses by the sequence length: short factors up to 64 tokens, then long factors.
     ids = random_ids(64 if max_context == 64 else 100)

@@ -62,37 +62,18 @@ def test_logits_and_greedy_tokens_equal_transformers(family, tiny, tiny_model, r
         assert answer == tiny.reference_greedy(expected_model, prompt, 30, answer)
 
 
-def test_requests_in_one_batch_are_independent(tiny, tiny_model):
-    model = load(tiny_model("gemma2"))
-    a, b = random_ids(40, 1), random_ids(20, 2)
-    expected = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b}.items()}
-    batched = tiny.Paged(model)
-    first, second = batched.step({"a": a[:25], "b": b[:19]}), batched.step({"b": b[19:], "a": a[25:]})
-    for name, logits in expected.items():
-        torch.testing.assert_close(torch.cat([first[name], second[name]]), logits, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("max_context", [64, 65])
-def test_longrope_factors_follow_the_configured_context(max_context, tiny, tiny_model, reference):
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
-            "short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)]}  # fmt: skip
-    path = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64)
-    model = load(path, max_context=max_context)
-    ids = random_ids(64 if max_context == 64 else 100)  # transformers chooses by the sequence length
-    actual = tiny.Paged(model).run(ids, chunk=30)
-    torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)],
+            "short_mscale": 1.1, "long_mscale": 1.4}  # fmt: skip
 
 
 @pytest.mark.parametrize("max_context", [64, 65])
 def test_longrope_of_phimoe_follows_the_configured_context(max_context, tiny, tmp_path, monkeypatch, reference):
     """transformers' code chooses the scale by the longest sequence of the batch, and always takes the short factors."""
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
-            "short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)],
-            "short_mscale": 1.1, "long_mscale": 1.4}  # fmt: skip
     monkeypatch.setitem(tiny.TINY, "phimoe", tiny_config("phimoe"))
-    model = load(path := tiny.make_tiny(tmp_path / "m", "phimoe", rope_parameters=rope), max_context=max_context)
+    model = load(path := tiny.make_tiny(tmp_path / "m", "phimoe", rope_parameters=LONGROPE), max_context=max_context)
     if max_context > 64:
-        long = rope | {"short_factor": rope["long_factor"]}
+        long = LONGROPE | {"short_factor": LONGROPE["long_factor"]}
         path = tiny.make_tiny(tmp_path / "long", "phimoe", rope_parameters=long)
     ids = random_ids(64 if max_context == 64 else 100)
     actual = tiny.Paged(model).run(ids, chunk=30)
@@ -100,10 +81,8 @@ def test_longrope_of_phimoe_follows_the_configured_context(max_context, tiny, tm
 
 
 def test_scales_of_longrope_that_the_family_ignores_are_refused(tiny_model):
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
-            "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.1, "long_mscale": 1.4}  # fmt: skip
     with pytest.raises(Unsupported, match="Phi3RotaryEmbedding: rope of kind longrope with unknown parameters"):
-        load(tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64))
+        load(tiny_model("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=64))
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
@@ -159,23 +138,14 @@ def test_spec_of_a_transformers_model(tiny_model, reference):
     assert spec.n_parameters == sum(p.numel() for p in reference(path).parameters())
 
 
-def test_half_precision_is_close(tiny, tiny_model, reference, device):
-    path = tiny_model("gemma2")
+@pytest.mark.parametrize("family", in_short(["gemma2", "mamba2"], ["gemma2", "jamba", "mamba2"]))
+def test_half_precision_is_close(family, tiny, tmp_path, reference, monkeypatch, device):
+    """transformers' Mamba 1, as in Jamba, ignores the state in a call with several rows."""
+    monkeypatch.setitem(tiny.TINY, family, tiny.TINY.get(family) or tiny_config(family))
+    path = tiny.make_tiny(tmp_path / "m", family)
     model = load(path, device=device, dtype="bfloat16")
     assert model.spec.dtype == "bfloat16"
     ids = random_ids(40)
-    actual = tiny.Paged(model, device=device).run(ids, chunk=16)
-    expected = tiny.reference_logits(reference(path), ids)
-    assert ((actual - expected).norm() / expected.norm()) < 0.1
-
-
-@pytest.mark.parametrize("family", in_short(["mamba2"], ["jamba", "mamba2"]))
-def test_states_go_on_behind_a_chunk_in_half_precision(family, tiny, tmp_path, reference, monkeypatch, device):
-    """transformers' Mamba 1, as in Jamba, ignores the state in a call with several rows."""
-    monkeypatch.setitem(tiny.TINY, family, tiny_config(family))
-    path = tiny.make_tiny(tmp_path / "m", family)
-    ids = random_ids(40)
-    model = load(path, device=device, dtype="bfloat16")
     actual = tiny.Paged(model, device=device).run(ids, chunk=16)
     expected = tiny.reference_logits(reference(path), ids)
     assert ((actual - expected).norm() / expected.norm()) < 0.1
