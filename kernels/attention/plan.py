@@ -149,7 +149,7 @@ def plan(
             position = context + at
             # The position of a row of a draft tree can be smaller than its index in the cache.
             nearest = context if q_len <= MAX_DRAFT and not deterministic else position
-            start = max(begin, _oldest(nearest, window, align)) if window else begin
+            start = max(begin, _oldest(nearest, window, align))
             rows, end, tail = range(row + at, row + at + n), position + n, kv_len - MAX_DRAFT
             is_part = bool(window) or position >= CHUNK if deterministic else begin > 0
             if first and (deterministic or begin > first or end > window):

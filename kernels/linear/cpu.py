@@ -14,7 +14,7 @@ from torch import Tensor
 
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import address
-from banyan.kernels.linear import packed, reference
+from banyan.kernels.linear import packed
 from banyan.kernels.linear.grouped import FLOAT8, Grouped
 from banyan.kernels.linear.packed import GroupedRows, Packed, Weight
 from banyan.kernels.native import build, threads
@@ -54,11 +54,9 @@ def keeps_quantised(weight: Grouped, device: torch.device) -> bool:
     return weight.n_bits != FLOAT8 or device.type != "cpu" or INTERPRETED
 
 
-def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
-    """x times the transposed weight, plus bias; for shapes see `reference.linear`. With a packed weight, x and bias
-    must have `weight.dtype`, and each row of x must be contiguous."""
-    if isinstance(weight, Tensor):
-        return reference.linear(x, weight, bias)
+def linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+    """x times the transposed weight, plus bias; for shapes see `reference.linear`. x and bias must have `weight.dtype`,
+    and each row of x must be contiguous."""
     n, n_columns = x.shape
     assert x.dtype == weight.dtype, f"x is {x.dtype}, but the weight is packed for {weight.dtype}"
     assert n_columns == weight.n_in, f"x has {n_columns} columns, but the weight has {weight.n_in} inputs"

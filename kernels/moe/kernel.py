@@ -122,16 +122,13 @@ def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> 
         return out
 
     x, factors = x.contiguous(), weights.float().contiguous()
-    width = _n_in(all_experts.down)
+    down = all_experts.down
+    width = down.shape[-1] if isinstance(down, Tensor) else down.n_in
     inner = torch.empty((n_pairs, width), dtype=x.dtype, device=x.device)
     inner = product(x, all_experts.gate_up, all_experts.gate_up_bias, all_experts.gate, inner)
     outputs = torch.zeros((n_pairs, x.shape[1]), dtype=torch.float32, device=x.device)  # pairs without an expert add 0
-    product(inner, all_experts.down, all_experts.down_bias, None, outputs)
+    product(inner, down, all_experts.down_bias, None, outputs)
     return outputs.view(*index.shape, x.shape[1]).sum(1).to(x.dtype)
-
-
-def _n_in(weight: AnyWeight) -> int:
-    return weight.shape[-1] if isinstance(weight, Tensor) else weight.n_in
 
 
 def _sorted(index: Tensor, n_experts: int, block_m: int) -> tuple[Tensor, Tensor]:

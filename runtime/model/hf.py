@@ -386,7 +386,8 @@ def _rule(
             f"{name}: layer {module.layer_idx} has {k.shape[1]} key-value heads of {k.shape[3]} and {v.shape[3]}, but "
             f"config.json says at most {n_pool} of {dim}"
         )
-    if unknown := [key for key, value in options.items() if key not in _KNOWN_OPTIONS and _is_set(value)]:
+    given = [key for key, value in options.items() if value is not None and value is not False]
+    if unknown := [key for key in given if key not in _KNOWN_OPTIONS]:
         raise Unsupported(f"{name}: its attention takes {', '.join(unknown)}, which paged attention does not support")
     if options.get("is_causal") is False:
         raise Unsupported(f"{name}: its attention is not causal")
@@ -394,10 +395,6 @@ def _rule(
         raise Unsupported(f"{name}: it makes its own attention mask, so its rule cannot be read")
     window = int(mask)
     return AttentionRule(max(window, 0), options.get("softcap") or 0.0, window < 0)
-
-
-def _is_set(value: Any) -> bool:
-    return value is not None and value is not False
 
 
 def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None = None, **_: Any) -> Tensor:

@@ -61,12 +61,8 @@ def has_latents(model_class: type) -> bool:
 def absorb(model: nn.Module) -> None:
     """Change the layers of a model in place, so that they attend to latents."""
     module: Any
-    over_latents = cache(_over_latents)
+    over_latents = cache(lambda attention: type(attention.__name__, (_OverLatents, attention), {}))
     for module in model.modules():
         if hasattr(module, "expand_kv"):
             module.kv_b_proj = Absorbed(module.kv_b_proj, module.num_heads, module.v_head_dim)
             module.__class__ = over_latents(module.__class__)
-
-
-def _over_latents(attention: type) -> type:
-    return type(attention.__name__, (_OverLatents, attention), {})

@@ -79,7 +79,7 @@ class StatePool:
                 "`state_memory`"
             ) from e
         self._layers: dict[int, list[tuple[StatePart, Tensor]]] = {}
-        self._calls: list[_MixerCall] = []
+        self.calls: Sequence[_MixerCall] = ()  # of the next forward pass
         self._is_stepwise, self._first = is_stepwise, set[int]()  # slots with the initial state
         at = 0
         for part in sorted(parts, key=lambda part: -part.dtype.itemsize):  # so each is aligned to its dtype
@@ -117,7 +117,7 @@ class StatePool:
                     start = end
             first += n_rows
         self._first.clear()
-        self._calls = [self._call(n, group, first) for (_, n), group in sorted(groups.items())]
+        self.calls = [self._call(n, group, first) for (_, n), group in sorted(groups.items())]
 
     def _call(self, n_rows: int, group: list[tuple[int, int, int]], n_all: int) -> _MixerCall:
         device = self._slots.device
@@ -151,9 +151,6 @@ class StatePool:
                 view[call.slots] = getattr(own, part.name)[part.number]
             if call.kept is not None:
                 view[call.kept[1]] = view[call.kept[0]]
-
-    def calls(self) -> Sequence[_MixerCall]:
-        return self._calls
 
 
 _POOL: ContextVar[StatePool] = ContextVar("pool")
@@ -190,7 +187,7 @@ class RecurrentMixer(nn.Module):
         hidden: Tensor = options["hidden_states"]
         n_rows, pool = hidden.shape[1], _POOL.get()
         out: Tensor | None = None
-        for call in pool.calls():
+        for call in pool.calls:
             own = {name: _rows_of(value, n_rows, call) for name, value in options.items()}
             with pool.states(self._layer, call) as cache:
                 y: Tensor = self.mixer(**own | self._none | {self._cache: cache})

@@ -73,23 +73,17 @@ def _reordered(weight: Tensor, batch_size: int | None = None) -> Tensor:
     return torch.empty_like(weight)
 
 
-def measure(model: object) -> WeightSize:
+def measure(model: Any) -> WeightSize:
     """Adds up the weights of a `load.Model`, or of a module of transformers."""
     model = getattr(model, "module", model)
     tensors = {id(tensor): tensor for tensor in tensors_of(model)}
-    n_bytes = sum(map(_bytes, tensors.values()))
-    embed, head = (model.embed, model.head) if isinstance(model, decoder.Decoder) else _ends(model)
+    n_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    if isinstance(model, decoder.Decoder):
+        embed, head = model.embed, model.head
+    else:
+        embed, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     is_tied = getattr(head, "weight", None) is embed
-    return WeightSize(n_bytes, n_bytes - (0 if is_tied else _bytes(embed)))
-
-
-def _ends(model: Any) -> tuple[Tensor, object]:
-    """The weight of the embedding, and the module of the output head, of a transformers model."""
-    return model.get_input_embeddings().weight, model.get_output_embeddings()
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return WeightSize(n_bytes, n_bytes - (0 if is_tied else embed.nbytes))
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:
