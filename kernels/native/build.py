@@ -169,19 +169,19 @@ def _cpu() -> str:
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     p, i, n, f = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-    library.banyan_attention.argtypes = [i, i, p, p, i, p, i, p, i, i]
-    library.banyan_rms_norm.argtypes = [i, p, p, p, p, p, n, n, n, n, n, f, i]
-    library.banyan_linear.argtypes = [i, p, p, p, n, n, i]
-    library.banyan_rope_kv.argtypes = [i, i, p, i]
-    library.banyan_layers.argtypes = [i, i, p, p, i, p]
-    library.banyan_add_lora.argtypes = [i, p, n, p, p, n, p, n, n, i]
-    library.banyan_experts.argtypes = [i, p, i]
     library.banyan_panel.restype = library.banyan_has_tiles.restype = i
-    library.banyan_silu_mul.argtypes = [i, p, p, n, n, n, i]
-    library.banyan_mask_logits.argtypes = [p, p, p, n, n, n, n, i]
-    library.banyan_draw.argtypes = [p, p, p, n, n, n, i]
-    for name in (
-        "add_lora", "attention", "draw", "experts", "layers", "linear", "mask_logits", "rms_norm", "rope_kv", "silu_mul"
-    ):  # fmt: skip
-        getattr(library, f"banyan_{name}").restype = None
+    for name, arguments in {
+        "attention": [i, i, p, p, i, p, i, p, i, i],
+        "rms_norm": [i, p, p, p, p, p, n, n, n, n, n, f, i],
+        "linear": [i, p, p, p, n, n, i],
+        "rope_kv": [i, i, p, i],
+        "layers": [i, i, p, p, i, p],
+        "add_lora": [i, p, n, p, p, n, p, n, n, i],
+        "experts": [i, p, i],
+        "silu_mul": [i, p, p, n, n, n, i],
+        "mask_logits": [p, p, p, n, n, n, n, i],
+        "draw": [p, p, p, n, n, n, i],
+    }.items():
+        function = getattr(library, f"banyan_{name}")
+        function.argtypes, function.restype = arguments, None
     return library

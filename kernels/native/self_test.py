@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -153,26 +154,21 @@ def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype,
         x, weight = _randn(generator, dtype, n_all, n_in + 8), _randn(generator, dtype, n_out, n_in) / n_in**0.5
         x[:, n_in:] = torch.nan  # the numbers after a row must not be read
         x = x[:, :n_in]
-        product = partial(_product, library, x, packed.pack(weight, library.banyan_panel()), n_threads=n_threads)
-        got = product(n_all)
+        multiply = partial(_product, library, x, packed.pack(weight, library.banyan_panel()), n_threads=n_threads)
+        got = multiply(n_all)
         _near("a product", got, x.double() @ weight.double().T, tolerance)
         for n in (1, 2, 7, 11, 16, 40, 70, n_all - 80):
-            assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
+            assert torch.equal(multiply(n), got[:n]), f"a row differs in a batch of {n} on this machine"
 
 
 def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype) -> None:
     """Tests products with weights in 4 and 8 bits, with and without minimums. In deterministic mode, the expected
     product is that of x rounded to 8 bits. A row must have the same bits in all batches."""
-    for n_in, n_out in ((96, 70), (2112, 300)):
-        _grouped_of(library, generator, dtype, n_in, n_out)
-
-
-def _grouped_of(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, n_in: int, n_out: int) -> None:
-    x = _randn(generator, dtype, 70, n_in)
-    groups = x.float().view(70, n_in // 32, 32)
-    step = groups.abs().amax(2, keepdim=True) / 127
-    rounded = ((groups / step).round() * step).view(70, n_in).double()
-    for n_bits, low, high in ((4, 0, 16), (8, -128, 128)):
+    for (n_in, n_out), (n_bits, low, high) in product(((96, 70), (2112, 300)), ((4, 0, 16), (8, -128, 128))):
+        x = _randn(generator, dtype, 70, n_in)
+        groups = x.float().view(70, n_in // 32, 32)
+        step = groups.abs().amax(2, keepdim=True) / 127
+        rounded = ((groups / step).round() * step).view(70, n_in).double()
         numbers = torch.randint(low, high, (n_out, n_in), generator=generator, dtype=torch.int8)
         scale, minimum = torch.rand(2, n_out, n_in // 32, generator=generator) / (high - low) - 0.5 / (high - low)
         scale, minimum = (parts * (96 / n_in) ** 0.5 for parts in (scale, minimum))  # so errors are alike in all sizes
@@ -185,14 +181,14 @@ def _grouped_of(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.d
             for deterministic in (False, True):
                 kept = packed.pack_grouped(weight, dtype, deterministic)
                 assert kept is not None
-                product = partial(_product, library, x, kept)
-                got, rows = product(70), rounded if deterministic else x.double()
+                multiply = partial(_product, library, x, kept)
+                got, rows = multiply(70), rounded if deterministic else x.double()
                 want = rows @ weight.dequantise(torch.float64).T
                 # A number halfway between two steps may be rounded either way: a step of up to 0.03 times a weight of
                 # up to 0.5.
                 _near(f"a product with {n_bits} bits", got, want, 3e-2 if deterministic else 0.1)
             for n in (1, 2, 4, 11, 33):
-                assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
+                assert torch.equal(multiply(n), got[:n]), f"a row differs in a batch of {n} on this machine"
 
 
 def _experts(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
