@@ -4,6 +4,7 @@ description number by number, and returns (packed tensors, the float weight that
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,7 @@ def write(source: Path, target: Path, kind: str, **options: Any) -> Path:
         else:
             tensors[name] = floats[name] = tensor
     for folder, held in ((target, tensors), (same, {name: t.contiguous() for name, t in floats.items()})):
-        folder.mkdir()
-        for file in source.iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
+        shutil.copytree(source, folder)
         save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
     file = target / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": quantisation}))

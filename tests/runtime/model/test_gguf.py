@@ -5,6 +5,7 @@ The `gguf` package writes the files and dequantises them for comparison.
 
 import math
 import random
+import shutil
 import struct
 import tracemalloc
 from pathlib import Path
@@ -38,9 +39,7 @@ def as_gguf(tiny_model, tmp_path):
         architecture = "llama" if family == "mistral" else family
         save = {name: t.contiguous() for name, t in
                 write_gguf(source, tmp_path / "m.gguf", architecture, quantization, **options).items()}  # fmt: skip
-        same.mkdir()
-        for file in source.iterdir():
-            (same / file.name).write_bytes(file.read_bytes())
+        shutil.copytree(source, same)
         save_file(save, same / "model.safetensors", metadata={"format": "pt"})
         return tmp_path / "m.gguf", same
 

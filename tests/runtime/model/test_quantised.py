@@ -6,6 +6,7 @@ installed.
 
 import json
 import random
+import shutil
 from itertools import product
 
 import pytest
@@ -484,9 +485,7 @@ def test_experts_in_mxfp4(tiny_model, tiny, tmp_path):
             floats[name] = values.transpose(1, 2).contiguous()
             del held[name]
     for folder, tensors in ((path, held), (same, floats)):
-        folder.mkdir()
-        for file in source.iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
+        shutil.copytree(source, folder)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
     (path / "config.json").write_text(json.dumps(config))
