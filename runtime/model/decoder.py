@@ -249,10 +249,9 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     assert c is not None
     windows = [window if window < max_context else 0 for window in spec.windows or [0] * c.num_hidden_layers]
 
-    def take(*names: tuple[str, int], of: str = "weight", rest: tuple[int, ...] = ()) -> Tensor:
-        """Reads tensors and concatenates them. names: pairs (name, n); each tensor has the shape [n, *rest]. of: the
-        last part of their names. The result is a copy, not a view of the file."""
-        return torch.cat([weights.take(f"{name}.{of}", n, *rest).to(device, dtype) for name, n in names])
+    def take(name: str, *shape: int) -> Tensor:
+        """Reads a tensor. The result is a copy, not a view of the file."""
+        return weights.take(name, *shape).to(device, dtype, copy=True)
 
     # a weight that is stored in at most this many bits is kept as it is
     n_bits = {"auto": 8, "int8": 8, "int4": 4, "dtype": 0}[weight_dtype]
@@ -268,7 +267,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         if isinstance(stored, Grouped) and stored.n_bits <= n_bits and ops.keeps_quantised(stored, device):
             return stored.to(device)
         if known is None:
-            known = take((name, n_out), rest=(n_in,)) if stored is None else floats(stored, dtype).to(device)
+            known = take(f"{name}.weight", n_out, n_in) if stored is None else floats(stored, dtype).to(device)
         return known if weight_dtype in ("auto", "dtype") else quantise(known, n_bits)
 
     def by_outputs(has_bias: bool, *parts: tuple[str, int, int]) -> Linear:
@@ -276,7 +275,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         width); its outputs are n heads (or features) of `width` numbers. With a shard, each rank gets some of the
         heads."""
         found = [matrix(name, n * width, c.hidden_size) for name, n, width in parts]
-        biases = [take((name, n * width), of="bias") for name, n, width in parts] if has_bias else []
+        biases = [take(f"{name}.bias", n * width) for name, n, width in parts] if has_bias else []
         if shard is not None:
             found, biases = (
                 [cut(each, shard.of(n, width), name) for each, (name, n, width) in zip(whole, parts, strict=False)]
@@ -288,7 +287,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         """Returns a linear layer whose inputs are n heads (or features) of `width` numbers, and whose outputs are
         hidden states. With a shard, each rank gets the weights of some heads, and the ranks add up their results."""
         weight = matrix(name, c.hidden_size, n * width)
-        bias = take((name, c.hidden_size), of="bias") if has_bias else None
+        bias = take(f"{name}.bias", c.hidden_size) if has_bias else None
         if shard is None:
             return Linear(weight, bias, deterministic, dtype)
         weight = cut(weight, shard.of(n, width), name, by_inputs=True)
@@ -301,23 +300,23 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         keys, values = ((f"{at}.{which}_proj", c.n_kv_heads, c.dim) for which in "kv")
         gate, up = ((f"{mlp}.{which}_proj", c.intermediate_size, 1) for which in ("gate", "up"))
         return Layer(
-            attention_norm=take((f"{base}.input_layernorm", c.hidden_size)),
+            attention_norm=take(f"{base}.input_layernorm.weight", c.hidden_size),
             qkv=by_outputs(c.has_qkv_bias, (f"{at}.q_proj", *heads), keys, values),
-            qk_norm=(take((f"{at}.q_norm", c.dim)), take((f"{at}.k_norm", c.dim))) if c.has_qk_norm else None,
+            qk_norm=(take(f"{at}.q_norm.weight", c.dim), take(f"{at}.k_norm.weight", c.dim)) if c.has_qk_norm else None,
             out=by_inputs(c.has_out_bias, f"{at}.o_proj", *heads),
-            mlp_norm=take((f"{base}.post_attention_layernorm", c.hidden_size)),
+            mlp_norm=take(f"{base}.post_attention_layernorm.weight", c.hidden_size),
             gate_up=by_outputs(c.has_mlp_bias, gate, up),
             down=by_inputs(c.has_mlp_bias, f"{mlp}.down_proj", c.intermediate_size, 1),
             window=windows[i],  # 0 if the window hides nothing: then attention needs no mask
             first=spec.n_first if windows[i] else 0,
         )
 
-    embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
+    embed = take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
     name, known = ("model.embed_tokens", embed) if c.tie_word_embeddings else ("lm_head", None)
     if c.tie_word_embeddings and "lm_head.weight" in weights:
         # Older checkpoints have a copy of the embedding there. If it differs from the embedding, transformers does not
         # tie the head either.
-        separate = take(("lm_head", c.vocab_size), rest=(c.hidden_size,))
+        separate = take("lm_head.weight", c.vocab_size, c.hidden_size)
         if isinstance(weights, Headers) or not torch.equal(separate, embed):
             name, known = "lm_head", separate
         del separate
@@ -331,7 +330,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         head = JoinedLinear(shard, c.vocab_size, weight, None, deterministic, dtype)
     del weight, known
     layers = [layer(i) for i in range(c.num_hidden_layers)]
-    norm = take(("model.norm", c.hidden_size))
+    norm = take("model.norm.weight", c.hidden_size)
 
     def has_no_effect(name: str) -> bool:
         """Whether a tensor of the checkpoint that the decoder did not read can be ignored: a rope table (in older

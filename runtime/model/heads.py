@@ -217,29 +217,30 @@ def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dt
     eagle: Eagle
     with _checkpoint(path) as weights:
         base = "midlayer" if "midlayer.self_attn.q_proj.weight" in weights else "layers.0"
-        norms = [f"{base}.{name}.weight" for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")]
+
+        def take(name: str, *shape: int) -> Tensor:
+            return weights.take(name, *shape).to(device, dtype)
 
         def linear(n_in: int, *parts: tuple[str, int]) -> Linear:
-            tensors = [weights.take(f"{base}.{name}.weight", n, n_in) for name, n in parts]
-            return Linear(torch.cat(tensors).to(device, dtype))
+            return Linear(torch.cat([take(f"{base}.{name}.weight", n, n_in) for name, n in parts]))
 
         def norm(name: str) -> Tensor:
-            return weights.take(name, c.hidden_size).to(device, dtype)
+            return take(f"{name}.weight", c.hidden_size)
 
         at, n_q, n_kv = "self_attn", c.num_attention_heads * c.dim, c.n_kv_heads * c.dim
         n_in = c.hidden_size * (1 + is_newer)
         layer = Layer(
-            attention_norm=norm(norms[1]) if is_newer else torch.empty(0),
+            attention_norm=norm(f"{base}.input_layernorm") if is_newer else torch.empty(0),
             qkv=linear(n_in, (f"{at}.q_proj", n_q), (f"{at}.k_proj", n_kv), (f"{at}.v_proj", n_kv)),
             qk_norm=None,
             out=linear(n_q, (f"{at}.o_proj", c.hidden_size)),
-            mlp_norm=norm(norms[2]),
+            mlp_norm=norm(f"{base}.post_attention_layernorm"),
             gate_up=linear(c.hidden_size, ("mlp.gate_proj", c.intermediate_size), ("mlp.up_proj", c.intermediate_size)),
             down=linear(c.intermediate_size, ("mlp.down_proj", c.hidden_size)),
             window=0,
         )
-        bias = weights.take("fc.bias", c.hidden_size).to(device, dtype) if "fc.bias" in weights else None
-        fc = Linear(weights.take("fc.weight", c.hidden_size, (2 + is_newer) * c.hidden_size).to(device, dtype), bias)
+        bias = take("fc.bias", c.hidden_size) if "fc.bias" in weights else None
+        fc = Linear(take("fc.weight", c.hidden_size, (2 + is_newer) * c.hidden_size), bias)
         spec = msgspec.structs.replace(
             large.spec, name=path.name, n_layers=1, n_heads=c.num_attention_heads, n_kv_heads=c.n_kv_heads,
             head_dim=c.dim, n_parameters=weights.n_parameters, dense=c,
@@ -247,9 +248,8 @@ def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dt
         if is_newer:
             _check_layers(path, large.spec.n_layers)
             head, targets = _own_head(weights, large.spec, device, dtype)
-            eagle = Eagle3(
-                large, spec, layer, rope, fc, (norm(norms[0]), norm("norm.weight")), head, targets, c.rms_norm_eps
-            )  # fmt: skip
+            own_norms = norm(f"{base}.hidden_norm"), norm("norm")
+            eagle = Eagle3(large, spec, layer, rope, fc, own_norms, head, targets, c.rms_norm_eps)
         else:
             eagle = Eagle(large, spec, fc, layer, rope, large.eps)
         weights.finish(
