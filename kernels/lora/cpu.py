@@ -4,7 +4,6 @@ import ctypes
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from banyan.kernels.lora import reference
 from banyan.kernels.lora.adapted import AdaptedRows
@@ -12,7 +11,7 @@ from banyan.kernels.lora.reference import Product
 from banyan.kernels.native import build, threads
 
 
-def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product = F.linear) -> None:
+def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product) -> None:
     """Adds to each row of y, in place, the output of its LoRA adapter for the same row of x; see
     `reference.add_lora`."""
     library = build.library()

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from banyan.kernels.lora.adapted import AdaptedRows
 
@@ -11,7 +10,7 @@ Product = Callable[[Tensor, Tensor, None], Tensor]
 """Multiplies x [n, n_in] by the transposed weight [n_out, n_in]; the third argument is the bias, always None."""
 
 
-def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product = F.linear) -> None:
+def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product) -> None:
     """Adds to each row of y [n_rows, n_out], in place, the output of its adapter for the same row of x [n_rows, n_in].
 
     linear: index into LINEARS. product: computes matrix products.

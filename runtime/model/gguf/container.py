@@ -60,12 +60,10 @@ _OTHER_FORMATS = {
 
 
 class GgufHeader(NamedTuple):
-    """The header of a GGUF file. metadata: an array of numbers is a list. tensors: where each tensor is stored. end:
-    the size of the header in bytes."""
+    """The header of a GGUF file. metadata: an array of numbers is a list. tensors: where each tensor is stored."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Stored]
-    end: int
 
 
 def shards(file: Path) -> list[Path]:
@@ -141,7 +139,7 @@ class _HeaderReader:
             raise BadModel(
                 f"{self._file} is truncated: it has {len(self._data)} bytes, and its header requires {needed}"
             )
-        return GgufHeader(metadata, tensors, self._at)
+        return GgufHeader(metadata, tensors)
 
     def _tensor(self) -> tuple[str, Stored]:
         """Read the entry of one tensor: its name, shape, format and offset. The offset counts from the start of the
