@@ -250,40 +250,20 @@ def test_failed_build_is_not_repeated_by_those_that_waited(tmp_path: Path, monke
     assert len(builds) == 2, "a process that starts later tries again"
 
 
-LIBRARY_IN_THREADS = """
-import os, sys, threading
-import torch
-from banyan.kernels import ops
-from banyan.kernels.native import threads as counts
-
-counts.PRODUCT_WORK = 0
-torch.set_num_threads(4)
-x, weight = torch.randn(3, 40), torch.randn(900, 40)
-packed, expected = ops.pack(weight), x @ weight.T
-
-def work():
-    for _ in range(300):
-        torch.testing.assert_close(ops.linear(x, packed), expected, atol=1e-4, rtol=1e-4)
-    done.append(1)
-
-done = []
-threads = [threading.Thread(target=work) for _ in range(3)]
-for t in threads: t.start()
-for t in threads: t.join()
-child = os.fork()
-if child == 0:
-    work()
-    os._exit(0 if len(done) == 4 else 1)
-sys.exit(0 if os.waitpid(child, 0)[1] == 0 and len(done) == 3 else 1)
-"""
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("native")
-def test_worker_threads_serve_concurrent_callers_and_a_forked_child(tmp_path: Path, run_python: RunPython) -> None:
-    (tmp_path / "script.py").write_text(LIBRARY_IN_THREADS)
-    done = run_python(str(tmp_path / "script.py"))
-    assert done.returncode == 0, done.stderr
+def test_worker_threads_serve_concurrent_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PRODUCT_WORK", 0)
+    monkeypatch.setattr(threads, "_n_threads", 4)
+    x, weight = torch.randn(3, 40), torch.randn(900, 40)
+    packed, expected = ops.pack(weight), x @ weight.T
+
+    def work(_: int) -> None:
+        for _ in range(300):
+            torch.testing.assert_close(ops.linear(x, packed), expected, atol=1e-4, rtol=1e-4)
+
+    with ThreadPoolExecutor(3) as callers:
+        list(callers.map(work, range(3)))
 
 
 FORKS = """
@@ -294,7 +274,8 @@ from banyan.kernels.native import threads as counts
 
 counts.PRODUCT_WORK = 0
 torch.set_num_threads(4)
-x, packed = torch.randn(3, 40), ops.pack(torch.randn(900, 40))
+x, weight = torch.randn(3, 40), torch.randn(900, 40)
+packed, expected = ops.pack(weight), x @ weight.T
 for k in range(60):
     ops.linear(x, packed)
     until = time.perf_counter() + k % 30 * 5e-6  # the threads go to sleep about now
@@ -302,9 +283,8 @@ for k in range(60):
     child = os.fork()
     if not child:
         signal.alarm(30)
-        for _ in range(3): ops.linear(x, packed)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]: sys.exit(f"child {k} hung")
+        os._exit(not all(torch.allclose(ops.linear(x, packed), expected, atol=1e-4) for _ in range(3)))
+    if os.waitpid(child, 0)[1]: sys.exit(f"child {k} hung, or its results are wrong")
 """
 
 

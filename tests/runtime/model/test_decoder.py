@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from banyan.kernels.attention import ragged as batches
 from banyan.kernels.dispatch_report import why_not_deterministic
@@ -19,22 +18,13 @@ from forms import in_short, short_form
 
 LONG = {"original_max_position_embeddings": 64}
 FACTORS = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i / 2 for i in range(8)]}
-ROPES = {
+ROPES = {  # test_rope.py compares the frequencies of all kinds
     "default": {"rope_type": "default", "rope_theta": 5000.0},
-    "linear": {"rope_type": "linear", "factor": 3.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "factor": 8.0, **LONG},
-    "yarn-mscale": {"rope_type": "yarn", "factor": 8.0, "mscale": 1.2, "mscale_all_dim": 0.7, **LONG},
-    "yarn-factor": {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.3, "truncate": False, **LONG},
-    "yarn-betas": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 20.0, "beta_slow": 2.0, **LONG},
-    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LONG},
-    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale": 1.2, "mscale_all_dim": 0.7, **LONG},
+    "llama3": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, **LONG},
 }  # fmt: skip
-ROPES = {
-    name: {"rope_theta": 10000.0} | rope
-    for name, rope in ROPES.items()
-    if rope["rope_type"] in {"default", *ROPE_INIT_FUNCTIONS}  # transformers 5.0 has no "proportional"
-}
 
 VARIANTS = {
     "llama": ("llama", {}),
