@@ -1,14 +1,14 @@
 """Calls the attention of the C++ library (native/attention.h)."""
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.plan import MERGE_KEYS, Tiles, plan
+from banyan.kernels.attention.plan import MERGE_KEYS, AttentionPlan, Tiles, plan
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged
-from banyan.kernels.kv_layout import Pool, native_kind, pointers
+from banyan.kernels.kv_layout import Pool, address, native_kind, pointers
 from banyan.kernels.native import threads
 
 LOG2E = 1.4426950408889634
@@ -18,8 +18,12 @@ MAX_DIM = 576  # dimensions of a head, at most, as in items.h
 SMALL_WORK = 1 << 17  # multiply-adds; below, waking a second thread costs more than it saves
 
 _POINTERS = (
-    *("q", "first_q", "k", "v", "out", "sinks", "table", "rows", "position", "ancestors"),
-    *("part", "lse", "k_scale", "v_scale"),
+    *("q", "first_q", "k", "v", "out", "sinks", "table", "rows", "merges", "small", "large", "position", "ancestors"),
+    *("slots", "part", "lse", "k_scale", "v_scale"),
+)
+_SIZES = (
+    *("s_table", "n_heads", "n_kv_heads", "dim", "v_dim", "page", "window", "is_exact"),
+    *("n_small", "n_large", "n_merges", "n_threads"),
 )
 
 
@@ -29,21 +33,16 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("s_table", "n_heads", "n_kv_heads", "dim", "v_dim", "page", "window", "is_exact")
-        ),
+        *((name, ctypes.c_int32) for name in _SIZES),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     )
 
 
 class NativeWork(NamedTuple):
-    """A plan, converted to arguments of the C++ library."""
+    """A plan for the C++ library."""
 
-    tables: tuple[Any, ...]  # keeps the arrays alive that `arguments` points to
-    rows: int  # pointer
-    arguments: tuple[int, ...]  # small, n_small, large, n_large, merges, n_merges, n_threads
-    n_partials: int
+    plan: AttentionPlan  # keeps the arrays alive that `fields` points to
+    fields: dict[str, int]  # of AttentionCall: the plan's tables and their lengths, and the number of threads
 
 
 def attend(
@@ -54,7 +53,7 @@ def attend(
     n_heads, dim = q.shape[1:]
     page_size, n_kv_heads = k_pool.shape[1:3]
     out = q.new_empty(len(q), n_heads, v_pool.shape[3])
-    call, work, _part = prepare(ragged, n_heads, n_kv_heads, dim, page_size, options, v_pool.shape[3])
+    call, _part = prepare(ragged, n_heads, n_kv_heads, dim, page_size, options, v_pool.shape[3])
     if options.sinks is not None:
         sinks = options.sinks.to(torch.float32).contiguous()
         call.sinks = sinks.data_ptr()
@@ -62,17 +61,15 @@ def attend(
     call.q, call.out, call.s_q = q.data_ptr(), out.data_ptr(), q.stride(0)
     if options.first_q is not None:
         call.first_q = options.first_q.data_ptr()
-    library.banyan_attention(
-        q.dtype == torch.bfloat16, native_kind(k_pool, v_pool), ctypes.addressof(call), *work.arguments
-    )
+    library.banyan_attention(q.dtype == torch.bfloat16, native_kind(k_pool, v_pool), ctypes.addressof(call))
     return out
 
 
 def prepare(
     ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions, v_dim: int = 0
-) -> tuple[AttentionCall, NativeWork, Tensor]:
-    """Prepares a call of the C++ library for contiguous rows of q. Returns the arguments of the call, its plan and a
-    buffer for partial results. The caller must keep all three until the library has returned.
+) -> tuple[AttentionCall, Tensor]:
+    """Prepares a call of the C++ library for contiguous rows of q. Returns the arguments of the call, and a buffer for
+    partial results. The caller must keep both, and `ragged`, until the library has returned.
 
     Sets all fields of the call except q, first_q, out, sinks and the pools: the caller sets these. v_dim: numbers of a
     value; 0: `dim`.
@@ -80,13 +77,13 @@ def prepare(
     scale, softcap, window, _, first, _ = options
     v_dim = v_dim or dim
     work = _work(ragged, n_heads, n_kv_heads, dim, window, first)
-    n_partials = work.n_partials * n_heads
+    n_partials = work.plan.n_partials * n_heads
     part = torch.empty(n_partials * (v_dim + 1))  # one buffer: the results, then their log-sum-exps
     call = AttentionCall(
         table=ragged.page_table.data_ptr(),
-        rows=work.rows,
         position=ragged.position.data_ptr(),
-        ancestors=None if ragged.ancestors is None else ragged.ancestors.data_ptr(),
+        ancestors=address(ragged.ancestors),
+        slots=ragged.slots.data_ptr(),
         part=part.data_ptr(),
         lse=part.data_ptr() + 4 * n_partials * v_dim,
         s_q=n_heads * dim,
@@ -103,8 +100,9 @@ def prepare(
         is_exact=ragged.deterministic,
         scale=scale * LOG2E * (2.0 / softcap if softcap else 1.0),
         softcap=softcap,
+        **work.fields,
     )
-    return call, work, part
+    return call, part
 
 
 def _work(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int, first: int) -> NativeWork:
@@ -129,8 +127,9 @@ def _work(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int, 
             merge_keys=MERGE_KEYS["cpu"],
             deterministic=ragged.deterministic,
         )
-        tables = result.small, result.large, result.merges
-        arguments = (x for table in tables for x in (table.ctypes.data, len(table)))
-        ragged.plans[key] = NativeWork(result[:4], result.rows.ctypes.data, (*arguments, n_threads), result.n_partials)
+        fields = {"rows": result.rows.ctypes.data, "n_threads": n_threads}
+        for name, table in (("small", result.small), ("large", result.large), ("merges", result.merges)):
+            fields |= {name: table.ctypes.data, f"n_{name}": len(table)}
+        ragged.plans[key] = NativeWork(result, fields)
     work: NativeWork = ragged.plans[key]
     return work

@@ -44,15 +44,13 @@ inline Scratch& own_scratch() {
 }
 
 template <class T, class P>
-void run(const Call& c, const Item* small, int n_small, const Item* large, int n_large, const int32_t* merges,
-         int n_merges, int n_threads) {
+void run(const Call& c) {
     // a small item is one task for all heads, a large one is a task per KV head
-    const int n_tasks = n_small + n_large * c.n_kv_heads, group = c.n_heads / c.n_kv_heads;
+    const int n_of_large = c.n_large * c.n_kv_heads, group = c.n_heads / c.n_kv_heads;
     const auto each = [&](const auto& of_small, const auto& of_large) {
-        ThreadPool::instance().run(n_tasks, n_threads, [&](int64_t i) {
-            const int64_t j = i - n_large * c.n_kv_heads;
-            if (j >= 0) of_small(small[j], own_scratch());
-            else of_large(large[i / c.n_kv_heads], i % c.n_kv_heads, own_scratch());
+        ThreadPool::instance().run(c.n_small + n_of_large, c.n_threads, [&](int64_t i) {
+            if (i >= n_of_large) of_small(c.small[i - n_of_large], own_scratch());
+            else of_large(c.large[i / c.n_kv_heads], i % c.n_kv_heads, own_scratch());
         });
     };
     const auto by_vectors = [&](auto pair) {
@@ -77,7 +75,7 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
 #endif
         else by_vectors(bf16{});
     } else by_vectors(float{});
-    ThreadPool::instance().run(n_merges, n_threads, [&](int64_t i) { merge<T>(c, merges + i * 4); });
+    ThreadPool::instance().run(c.n_merges, c.n_threads, [&](int64_t i) { merge<T>(c, c.merges + i * 4); });
 }
 
 }  // namespace

@@ -171,7 +171,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     p, i, n, f = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
     library.banyan_panel.restype = library.banyan_has_tiles.restype = i
     for name, arguments in {
-        "attention": [i, i, p, p, i, p, i, p, i, i],
+        "attention": [i, i, p],
         "rms_norm": [i, p, p, p, p, p, n, n, n, n, n, f, i],
         "linear": [i, p, p, p, n, n, i],
         "rope_kv": [i, i, p, i],

@@ -14,24 +14,27 @@ constexpr int STREAMS = 8;     // streams of keys, and as many of values, that a
 constexpr int MAX_ROWS = 256;  // per task: tokens times query heads
 constexpr int MAX_DIM = 576;  // DeepSeek's latent of 512 numbers, and 64 that are rotated
 
+struct Item {  // see AttentionPlan in plan.py
+    int32_t first, n, request, start, end, position, tail, reads_first;
+};
+
 struct Call {  // one call of attention; pointers to elements of one type
     const void *q, *first_q, *k, *v;  // first_q: as q, for the first keys of texts; or null
     void* out;
     const float* sinks;      // [n_heads] or null
     const int32_t* table;    // [n_requests, s_table]
-    const int32_t* rows;     // see AttentionPlan in plan.py
+    const int32_t *rows, *merges;  // see AttentionPlan in plan.py
+    const Item *small, *large;
     const int32_t* position; // [n_rows], position of each row in its text; for windows
     const uint64_t* ancestors;  // [n_rows], bit b: the row attends to key kv_len - 64 + b; or null
+    const int64_t* slots;    // where the rows' keys and values are written; for layers.h
     float *part, *lse;       // [n_partials, n_heads, v_dim], [n_partials, n_heads]
     const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of 8-bit pools; of values in 4 bits see vector.h
     int64_t s_q, s_out, s_page, s_slot;
     int32_t s_table, n_heads, n_kv_heads, dim, v_dim, page, window, is_exact;  // is_exact: results must not depend on the
                              // number of rows. v_dim < dim: values are the first v_dim numbers of keys, and v is k
+    int32_t n_small, n_large, n_merges, n_threads;
     float scale, softcap;    // scale in base 2
-};
-
-struct Item {  // see AttentionPlan in plan.py
-    int32_t first, n, request, start, end, position, tail, reads_first;
 };
 
 // A row of q, or of first_q if the item reads that.

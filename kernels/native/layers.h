@@ -8,8 +8,7 @@
 #include "lora.h"
 #include "rows.h"
 
-extern "C" void banyan_attention(int is_bf16, int kind, const Call* c, const Item* small, int n_small, const Item* large,
-                                 int n_large, const int32_t* merges, int n_merges, int n_threads);  // attention.cpp
+extern "C" void banyan_attention(int is_bf16, int kind, const Call* c);  // attention.cpp
 
 namespace {
 
@@ -18,15 +17,7 @@ struct Layer {
     Weight qkv, out, gate_up, down;
     void *k, *v;
     float *k_scale, *v_scale;
-    int64_t plan;  // index of the attention plan
-};
-
-struct AttentionPlan {  // of all layers with the same window and first keys
-    Call call;    // each layer sets q, out and the pools
-    const int64_t* slots; // where these layers write keys and values
-    const Item *small, *large;
-    const int32_t* merges;
-    int32_t n_small, n_large, n_merges, n_threads;
+    int64_t call;  // index of the call of attention, which layers with the same window and first keys share
 };
 
 struct Pass {  // one pass over all layers; pointers to elements of one type
@@ -36,7 +27,7 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
     void* first_q;                           // [n, ...], buffer: queries for the first keys of texts; or null
     const float *turn_cos, *turn_sin;        // of the angles from q to first_q
     const int64_t* last;                     // rows, ascending, that the last layer computes; or null
-    int64_t n, n_last, last_plan, n_heads, n_kv_heads, dim, half;
+    int64_t n, n_last, last_call, n_heads, n_kv_heads, dim, half;
     int64_t row_numbers, product_work;  // below these, one thread computes a pass over rows, or a product
     float eps;
     int32_t n_threads;
@@ -65,7 +56,7 @@ void keep_rows(void* all, const int64_t* rows, int64_t n, int64_t w) {
 }
 
 template <class T, class P>
-void layers(int kind, Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
+void layers(int kind, Pass p, const Layer* all, int n_layers, Call* calls) {
     const auto threads = [&](int64_t n_numbers) { return n_numbers < p.row_numbers ? 1 : p.n_threads; };
     for (const Layer* l = all; l < all + n_layers; l++) {
         const int64_t hidden = l->qkv.n_in, intermediate = l->down.n_in;
@@ -82,7 +73,7 @@ void layers(int kind, Pass p, const Layer* all, int n_layers, AttentionPlan* pla
         };
         add_and_norm(l->attention_norm);
         linear(0, l->qkv, p.h, p.qkv);
-        const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, plans[l->plan].slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
+        const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, calls[l->call].slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
                           p.n, p.n_heads, p.n_kv_heads, p.dim, p.half, l->qkv.n_out, p.eps};
         rope_kv<T, P>(rope, threads(p.n * l->qkv.n_out));
         if (p.first_q)
@@ -100,11 +91,9 @@ void layers(int kind, Pass p, const Layer* all, int n_layers, AttentionPlan* pla
             p.adapted = p.last_adapted;
         }
         if (!p.n) return;
-        AttentionPlan& plan = plans[is_last ? p.last_plan : l->plan];
-        Call& c = plan.call;
+        Call& c = calls[is_last ? p.last_call : l->call];
         c.q = p.q, c.first_q = p.first_q, c.out = p.attended, c.k = l->k, c.v = l->v, c.k_scale = l->k_scale, c.v_scale = l->v_scale;
-        banyan_attention(sizeof(T) == 2, kind, &c, plan.small, plan.n_small, plan.large, plan.n_large, plan.merges,
-                         plan.n_merges, plan.n_threads);
+        banyan_attention(sizeof(T) == 2, kind, &c);
         linear(1, l->out, p.attended, p.h);
         add_and_norm(l->mlp_norm);
         linear(2, l->gate_up, p.h, p.gate_up);

@@ -34,21 +34,13 @@ multiplied with the first keys (`AttentionOptions.first_q`)."""
 
 class _Layer(ctypes.Structure):
     """The ctypes form of the C++ struct `Layer` in layers.h: the weights of one layer, its K and V pools, and the index
-    of its attention plan."""
+    of its call of attention."""
 
     _fields_ = (
         *((name, _P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, Weight) for name in ("qkv", "out", "gate_up", "down")),
         *((name, _P) for name in ("k", "v", "k_scale", "v_scale")),
-        ("plan", _N),
-    )
-
-
-class _AttentionPlan(ctypes.Structure):
-    _fields_ = (
-        ("call", AttentionCall),
-        *((name, _P) for name in ("slots", "small", "large", "merges")),
-        *((name, _I) for name in ("n_small", "n_large", "n_merges", "n_threads")),
+        ("call", _N),
     )
 
 
@@ -56,7 +48,7 @@ class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("x", "h", "qkv", "q", "attended", "gate_up", "gated", "cos", "sin")),
         *((name, _P) for name in ("first_q", "turn_cos", "turn_sin", "last")),
-        *((name, _N) for name in ("n", "n_last", "last_plan", "n_heads", "n_kv_heads", "dim", "half")),
+        *((name, _N) for name in ("n", "n_last", "last_call", "n_heads", "n_kv_heads", "dim", "half")),
         *((name, _N) for name in ("row_numbers", "product_work")),
         ("eps", ctypes.c_float),
         ("n_threads", _I),
@@ -102,7 +94,7 @@ class Layers:
         which `fused` checks."""
         assert isinstance(head.weight, Packed)
         self.library, self.sizes, self.eps, self.dtype = library, sizes, eps, head.norm.dtype
-        self.seen = sorted({(w.window, w.first) for w in weights})  # each pair (window, first) has its own plan
+        self.seen = sorted({(w.window, w.first) for w in weights})  # each pair (window, first) has its own call
         self._weights, self._head = weights, head  # keeps alive what the pointers below point to
         self._head_weight = Weight.of(head.weight, head.bias)
         self._kv: Sequence[tuple[Pool, Pool]] | None = None
@@ -113,7 +105,7 @@ class Layers:
 
     def _layer(self, w: Weights) -> _Layer:
         linears = (Weight.of(weight, bias) for weight, bias in w.linears if isinstance(weight, Packed))
-        return _Layer(*map(address, w.norms), *linears, plan=self.seen.index((w.window, w.first)))
+        return _Layer(*map(address, w.norms), *linears, call=self.seen.index((w.window, w.first)))
 
     def bind(self, kv: Sequence[tuple[Pool, Pool]]) -> bool:
         """Sets the pools that calls use, a (K, V) pair per layer. Returns False if the library does not
@@ -160,19 +152,19 @@ class Layers:
         buffers = x.new_empty(starts.pop())
         h = buffers[: n * hidden].zero_()
         first, n_bytes = buffers.data_ptr(), x.element_size()
-        plans = [self._plan(ragged, *seen) for seen in self.seen]
-        n_last, last_plan = n, self._layers[-1].plan
+        calls = [self._attention(ragged, *seen) for seen in self.seen]
+        n_last, last_call = n, self._layers[-1].call
         if last is not None:
             n_last, w = len(last), self._weights[-1]
             tail = ragged.seen_in(w.window).tail
             assert tail is not None
-            last_plan = len(plans)
-            plans.append(self._plan(tail, w.window, w.first))
-        plan_array = (_AttentionPlan * len(plans))(*(plan for plan, _ in plans))
+            last_call = len(calls)
+            calls.append(self._attention(tail, w.window, w.first))
+        call_array = (AttentionCall * len(calls))(*(call for call, _ in calls))
         first_q = None if turn is None else x.new_empty(n * self.widths[2])
         tensors = (*cos_sin, first_q, *(turn or (None, None)), last)
         n_half = cos_sin[0].shape[1]
-        sizes = (n, n_last, last_plan, *self.sizes, n_half, threads.ROW_NUMBERS, threads.PRODUCT_WORK)
+        sizes = (n, n_last, last_call, *self.sizes, n_half, threads.ROW_NUMBERS, threads.PRODUCT_WORK)
         places = (first + n_bytes * start for start in starts)
         call = _Pass(x.data_ptr(), *places, *map(address, tensors), *sizes, self.eps, threads.n_max())
         if adapted is not None:
@@ -188,26 +180,23 @@ class Layers:
             call.n_wanted, call.head = len(logits), self._head_weight
         for start, end in pairwise((0, *sorted(kept), len(self._layers))):
             if kept:
-                call.last_plan = self._layers[end - 1].plan
+                call.last_call = self._layers[end - 1].call
             self.library.banyan_layers(
                 x.dtype == torch.bfloat16, self._kind, ctypes.addressof(call), ctypes.addressof(self._layers[start]),
-                end - start, ctypes.addressof(plan_array),
+                end - start, ctypes.addressof(call_array),
             )  # fmt: skip
             if end in kept:
                 torch.add(x, h.view_as(x), out=kept[end])
         return h.view_as(x)[:n_last], x[:n_last]
 
-    def _plan(self, ragged: Ragged, window: int, first: int) -> tuple[_AttentionPlan, Tensor]:
-        """Prepares attention for the layers with this window and with `first` first keys. Returns the plan for the C++
-        library, and the buffer to which the plan points for partial results."""
+    def _attention(self, ragged: Ragged, window: int, first: int) -> tuple[AttentionCall, Tensor]:
+        """Prepares attention for the layers with this window and with `first` first keys. Returns its arguments, and
+        the buffer to which they point for partial results."""
         assert self._kv is not None
         ragged = ragged.seen_in(window)
         ragged.check(window)
-        page = self._kv[0][0].shape[1]
         options = AttentionOptions(self.sizes[2] ** -0.5, window=window, first=first)
-        call, work, part = prepare(ragged, *self.sizes, page, options)
-        small, n_small, large, n_large, merges, *counts = work.arguments
-        return _AttentionPlan(call, ragged.slots.data_ptr(), small, large, merges, n_small, n_large, *counts), part
+        return prepare(ragged, *self.sizes, self._kv[0][0].shape[1], options)
 
 
 def fused(
