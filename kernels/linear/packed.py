@@ -51,7 +51,7 @@ AnyWeight = Tensor | Packed | GroupedRows
 
 
 class Weight(ctypes.Structure):
-    """The ctypes form of struct `Weight` in native/linear.h, a packed weight and its bias."""
+    """The ctypes form of struct `Weight` in native/grouped.h, a packed weight and its bias."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("panels", "scale", "minimum", "factor", "bias")),

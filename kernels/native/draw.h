@@ -29,20 +29,12 @@ inline uint32_t bits_of(float x) {  // has the order of positive numbers
     return bits;
 }
 
-// Loads the next vector of a row; lanes past its end are -inf.
-inline vf load_some(const float* p, int64_t left) {
-    if (left >= W) return load(p);
-    vf x = vf{} - INFINITY;
-    std::memcpy(&x, p, left * sizeof(float));
-    return x;
-}
-
 // The largest logit; NaN if any is NaN.
 inline float peak(const float* x, int64_t n) {
     vf most = vf{} - INFINITY;
     vi wrong = vi{};
     for (int64_t i = 0; i < n; i += W) {
-        const vf y = load_some(x + i, n - i);
+        const vf y = load_some(x + i, n - i, -INFINITY);
         most = vmax(most, y);
         wrong |= y != y;
     }
@@ -57,7 +49,7 @@ inline double weigh(const float* x, float* w, int64_t n, float peak, float tempe
     for (int64_t at = 0; at < n; at += CHUNK) {
         vf part = vf{};
         for (int64_t i = at; i < n && i < at + CHUNK; i += W) {
-            const vf y = exp2((load_some(x + i, n - i) - peak) / temperature * LOG2E);
+            const vf y = exp2((load_some(x + i, n - i, -INFINITY) - peak) / temperature * LOG2E);
             store(w + i, y);
             part += y;
         }

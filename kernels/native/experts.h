@@ -36,7 +36,7 @@ Weight slice(const Weight& all, int64_t expert, int64_t from, int64_t n_out) {
     const int64_t panel = expert * ((all.n_out + columns - 1) / columns) + from / columns;
     const int64_t n_groups = (all.n_in + GROUP - 1) / GROUP;
     const int64_t n_bytes = all.n_bits ? n_groups * GROUP_BYTES(all.n_bits) : padded<T>(all.n_in) * PANEL * sizeof(T);
-    const auto at = [](const void* p, int64_t offset) { return p ? static_cast<const char*>(p) + offset : nullptr; };
+    const auto at = [](auto p, int64_t n_bytes) { return p ? decltype(p)((const char*)p + n_bytes) : p; };
     Weight w = all;
     w.panels = at(all.panels, panel * n_bytes);
     w.scale = at(all.scale, panel * n_groups * COLUMNS * sizeof(uint16_t));
@@ -100,14 +100,12 @@ void experts(const Experts& c, int n_threads) {
     product(c.down, inner, 2 * width, rows);
     each_row(c.n, n_threads, [&](int64_t i) {
         T* to = (T*)c.out + i * hidden;
-        const auto sum = [&](int64_t d, auto total, const auto& read) {
+        each_vector(hidden, [&](int64_t d, auto left) {
+            vf total = vf{};
             for (int64_t j = i * c.n_each; j < (i + 1) * c.n_each; j++)
-                if (place[j] >= 0) total += c.weights[j] * read(rows + place[j] * hidden + d);
-            return total;
-        };
-        int64_t d = 0;
-        for (; d + W <= hidden; d += W) store(to + d, sum(d, vf{}, [](const T* p) { return load(p); }));
-        for (; d < hidden; d++) put(to + d, sum(d, 0.0f, [](const T* p) { return get(*p); }));
+                if (place[j] >= 0) total += c.weights[j] * load_some(rows + place[j] * hidden + d, left);
+            store_some(to + d, total, left);
+        });
     });
 }
 

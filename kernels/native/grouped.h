@@ -25,12 +25,14 @@ constexpr int PARTS = COLUMNS / W;      // vectors that hold a number per column
 constexpr int TASK = 64, TASK_ROWS = 64;  // columns and rows of a task
 constexpr int AHEAD_BYTES = 4096;       // bytes of a panel that are prefetched
 
-struct GroupedWeight {
-    const uint8_t* panels;
-    const uint16_t *scale, *minimum;  // minimum: may be null
+struct Weight {  // of a linear layer, in panels, with its bias
+    const void* panels;
+    const uint16_t *scale, *minimum;  // of a quantised weight; minimum: may be null
     const float* factor;              // per column, padded to whole panels
+    const void* bias;                 // in the rows' type, or null
     int64_t n_in, n_out;
-    bool deterministic;               // a row has the same bits in any batch
+    int64_t n_bits;                   // 0: in the rows' type; or FLOAT4
+    int64_t deterministic;            // a row has the same bits in any batch, as it always has if n_bits is 0
 };
 
 // Rows in 8 bits: [tile of rows][group][row][32] numbers, and their sums and scales per [tile][group][row].
@@ -164,9 +166,9 @@ inline vf plus_group(vf c, vi sum, vf scale, vf minimum, float x_scale, float x_
 
 // Computes c[r][0 .. 16), the products of a panel with R rows of one tile, from row `first` on.
 template <int BITS, int R, bool HAS_MIN>
-void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t first, float* c) {
+void few_rows(const Weight& w, int64_t panel, const SmallRows& x, int64_t first, float* c) {
     constexpr int n_bytes = GROUP_BYTES(BITS);
-    const uint8_t* q = w.panels + panel * x.n_groups * n_bytes;
+    const uint8_t* q = static_cast<const uint8_t*>(w.panels) + panel * x.n_groups * n_bytes;
     const int64_t o_scale = panel * x.n_groups * COLUMNS;
     int64_t at = x.at(first, 0);
     vf t[R][PARTS] = {};
@@ -270,11 +272,9 @@ void order_pairs(bf16* to, int64_t s_to, const T* from, int64_t n_in) {  // one 
         return _mm512_load_si512(i);
     }();
     for (int64_t k = 0; k < n_in; k += GROUP, to += s_to) {
-        alignas(64) bf16 group[GROUP] = {};
-        if (n_in - k >= GROUP)
-            for (int i = 0; i < GROUP; i += W) store(group + i, load(from + k + i));
-        else
-            for (int i = 0; i < n_in - k; i++) put(group + i, get(from[k + i]));
+        alignas(64) bf16 group[GROUP];
+        for (int i = 0; i < GROUP; i += W)
+            store(group + i, k + i < n_in ? load_some(from + k + i, n_in - k - i) : vf{});
         _mm512_store_si512(to, _mm512_permutexvar_epi16(index, _mm512_load_si512(group)));
     }
 }
@@ -282,14 +282,14 @@ void order_pairs(bf16* to, int64_t s_to, const T* from, int64_t n_in) {  // one 
 // Dequantises n groups of WIDE columns from group g on to [WIDE / 16][n][GROUP / 2][16][2]. Columns beyond the last
 // panel repeat it.
 template <int BITS, bool HAS_MIN>
-Columns wide_columns(const GroupedWeight& w, int64_t column, int64_t g, int64_t n, int64_t n_groups, bf16* to) {
+Columns wide_columns(const Weight& w, int64_t column, int64_t g, int64_t n, int64_t n_groups, bf16* to) {
     constexpr int n_bytes = GROUP_BYTES(BITS);
     const int64_t last = (w.n_out - 1) / COLUMNS;
     for (int64_t i = 0; i < WIDE / COLUMNS; i++) {
         const int64_t panel = column / COLUMNS + i < last ? column / COLUMNS + i : last;
         for (int64_t j = 0; j < n; j++) {
             const int64_t at = panel * n_groups + g + j, o = at * COLUMNS;
-            const uint8_t* q = w.panels + at * n_bytes;
+            const uint8_t* q = static_cast<const uint8_t*>(w.panels) + at * n_bytes;
             for (int k = 0; k < n_bytes; k += 64) __builtin_prefetch(q + AHEAD_BYTES + k);
             dequantise<BITS, HAS_MIN>(to + (i * n + j) * GROUP * COLUMNS, q, w.scale + o, HAS_MIN ? w.minimum + o : nullptr);
         }
@@ -299,7 +299,7 @@ Columns wide_columns(const GroupedWeight& w, int64_t column, int64_t g, int64_t 
 #endif
 
 template <int BITS, bool HAS_MIN>
-void panel_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t first, int n, float* c) {
+void panel_rows(const Weight& w, int64_t panel, const SmallRows& x, int64_t first, int n, float* c) {
     const auto some = [&](auto rows) {
         constexpr int R = decltype(rows)::value;
         for (; n >= R; n -= R, first += R, c += R * COLUMNS) few_rows<BITS, R, HAS_MIN>(w, panel, x, first, c);
@@ -314,12 +314,11 @@ void panel_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64
 template <class T>
 void quantise_row(const T* from, const SmallRows& x, int64_t row, int64_t n_in, int zero) {
     for (int64_t g = 0; g < x.n_groups; g++) {
-        alignas(64) float numbers[GROUP] = {};
-        const int64_t n = n_in - g * GROUP;
-        if (n >= GROUP)
-            for (int i = 0; i < GROUP; i += W) store(numbers + i, load(from + g * GROUP + i));
-        else
-            for (int i = 0; i < n; i++) numbers[i] = get(from[g * GROUP + i]);
+        alignas(64) float numbers[GROUP];
+        for (int i = 0; i < GROUP; i += W) {
+            const int64_t left = n_in - g * GROUP - i;
+            store(numbers + i, left > 0 ? load_some(from + g * GROUP + i, left) : vf{});
+        }
         vu most{};
         for (int i = 0; i < GROUP; i += W) {
             const vu size = reinterpret_cast<vu>(load(numbers + i)) & 0x7FFFFFFFu;  // as integers NaN is the largest
@@ -360,11 +359,10 @@ void each_block(int64_t n, int64_t n_out, int n_threads, const Out& out, const F
 }
 
 template <int BITS, bool HAS_MIN, class T, class U>
-void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x, int64_t s_out,
-                    int n_threads) {
+void grouped_linear(const T* x, const Weight& w, U* out, int64_t n, int64_t s_x, int64_t s_out, int n_threads) {
     const int64_t n_groups = (w.n_in + GROUP - 1) / GROUP, n_tiles = (n + TILE - 1) / TILE;
     const int n_row_threads = n * w.n_in < (1 << 16) ? 1 : n_threads;
-    const Output<T, U> to{out, s_out, w.n_out, w.factor, bias};
+    const Output<T, U> to{out, s_out, w.n_out, w.factor, static_cast<const T*>(w.bias)};
 #ifdef BANYAN_TILES
     if (n >= MIN_TILED && !w.deterministic && has_tiles()) {
         bf16* rows = reinterpret_cast<bf16*>(row_memory(n_tiles * n_groups * A_TILE * sizeof(bf16)));
@@ -390,15 +388,14 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, i
 }
 
 template <class T, class U>
-void grouped_linear(const T* x, int n_bits, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x,
-                    int64_t s_out, int n_threads) {
+void grouped_linear(const T* x, const Weight& w, U* out, int64_t n, int64_t s_x, int64_t s_out, int n_threads) {
     const auto run = [&](auto bits, auto has_min) {
-        grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, bias, out, n, s_x, s_out, n_threads);
+        grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, out, n, s_x, s_out, n_threads);
     };
     const std::integral_constant<int, 4> four;
     const std::integral_constant<int, 8> eight;
-    if (n_bits == FLOAT4) run(std::integral_constant<int, FLOAT4>(), std::false_type());
-    else if (n_bits == 4) w.minimum ? run(four, std::true_type()) : run(four, std::false_type());
+    if (w.n_bits == FLOAT4) run(std::integral_constant<int, FLOAT4>(), std::false_type());
+    else if (w.n_bits == 4) w.minimum ? run(four, std::true_type()) : run(four, std::false_type());
     else w.minimum ? run(eight, std::true_type()) : run(eight, std::false_type());
 }
 

@@ -68,14 +68,7 @@ inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool f
 template <int AHEAD, int LEVEL, class T>
 inline void block_of(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh,
                      const T* ahead) {
-    switch (n) {
-        case 1: return block<1, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
-        case 2: return block<2, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
-        case 3: return block<3, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
-        case 4: return block<4, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
-        case 5: return block<5, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
-        case 6: return block<6, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
-    }
+    by_count<MR>(n, [&](auto rows) { block<decltype(rows)::value, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead); });
 }
 
 // Multiplies n rows, in blocks of equal size. PREFETCHES: a single block prefetches what it reads soon, since it waits
@@ -156,22 +149,8 @@ void widened_linear(const bf16* x, const bf16* weight, const Output<bf16, U>& to
     ThreadPool::instance().run(n, n * n_in < (1 << 16) ? 1 : n_threads, [&](int64_t i) {
         const bf16* from = x + i * s_x;
         float* row = wide + i * n_k;
-        int64_t k = 0;
-        for (; k + W <= n_in; k += W) store(row + k, load(from + k));
-        for (; k < n_in; k++) row[k] = get(from[k]);
-        for (; k < n_k; k++) row[k] = 0.0f;
+        for (int64_t k = 0; k < n_k; k += W) store(row + k, k < n_in ? load_some(from + k, n_in - k) : vf{});
     });
-    const auto multiply_rows = [&](int64_t n_here, int64_t first, int64_t p) {
-        const bf16* b = weight + p * s_panel;
-        switch (n_here) {
-            case 1: return widened_panels<1, 1>(wide, n_k, b, to, first, p * PANEL);
-            case 2: return widened_panels<2, 1>(wide, n_k, b, to, first, p * PANEL);
-            case 3: return widened_panels<3, 1>(wide, n_k, b, to, first, p * PANEL);
-            case 4: return widened_panels<4, 1>(wide, n_k, b, to, first, p * PANEL);
-            case 5: return widened_panels<5, 1>(wide, n_k, b, to, first, p * PANEL);
-            case 6: return widened_panels<6, 1>(wide, n_k, b, to, first, p * PANEL);
-        }
-    };
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_tasks = (n + MC - 1) / MC;
     each_range(n_panels, n_tasks, n_threads, [&](int64_t p, int64_t end, int64_t task) {
         if (n == 1)
@@ -182,16 +161,19 @@ void widened_linear(const bf16* x, const bf16* weight, const Output<bf16, U>& to
         for (; p < end; p++)
             for (int64_t i = 0; i < n_blocks; i++) {
                 const int64_t first = i * n_rows / n_blocks, n_here = (i + 1) * n_rows / n_blocks - first;
-                multiply_rows(n_here, from + first, p);
+                by_count<MR>(n_here, [&](auto rows) {
+                    constexpr int R = decltype(rows)::value;
+                    widened_panels<R, 1>(wide, n_k, weight + p * s_panel, to, from + first, p * PANEL);
+                });
             }
     });
 }
 
 template <class T, class U>
-void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
-            int64_t s_out, int n_threads) {
-    const int64_t s_panel = padded<T>(n_in) * PANEL;
-    const Output<T, U> to{out, s_out, n_out, nullptr, bias};
+void linear(const T* x, const Weight& w, U* out, int64_t n, int64_t s_x, int64_t s_out, int n_threads) {
+    const T* weight = static_cast<const T*>(w.panels);
+    const int64_t n_in = w.n_in, n_out = w.n_out, s_panel = padded<T>(n_in) * PANEL;
+    const Output<T, U> to{out, s_out, n_out, nullptr, static_cast<const T*>(w.bias)};
 #ifdef BANYAN_TILES
     if constexpr (sizeof(T) == 2)
         if (has_tiles()) {
@@ -220,21 +202,13 @@ void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64
     }
 }
 
-struct Weight {  // the weight of a linear layer, in panels
-    const void *panels, *scale, *minimum, *factor, *bias;  // scale, minimum, factor: of a quantised weight
-    int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type, and always deterministic; or FLOAT4
-};
-
 // out: T, or float, which is rounded to T; s_out: from one row of it to the next; 0: n_out
 template <class T, class U>
 void multiply(const T* x, const Weight& w, U* out, int64_t n, int64_t s_x, int n_threads,
               int64_t s_out = 0) {
-    const T* bias = (const T*)w.bias;
     if (!s_out) s_out = w.n_out;
-    if (!w.n_bits) return linear(x, (const T*)w.panels, bias, out, n, w.n_in, w.n_out, s_x, s_out, n_threads);
-    const GroupedWeight grouped{(const uint8_t*)w.panels, (const uint16_t*)w.scale, (const uint16_t*)w.minimum,
-                                (const float*)w.factor, w.n_in, w.n_out, w.deterministic != 0};
-    grouped_linear(x, int(w.n_bits), grouped, bias, out, n, s_x, s_out, n_threads);
+    if (w.n_bits) grouped_linear(x, w, out, n, s_x, s_out, n_threads);
+    else linear(x, w, out, n, s_x, s_out, n_threads);
 }
 
 }  // namespace

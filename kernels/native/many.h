@@ -99,20 +99,27 @@ inline void mask_scores(const Call& c, const Item& item, Scratch& x, const Block
             if (!(x.ancestors[p * PANEL + r] >> (block.at + s - item.tail) & 1)) score[s * PANEL + r] = -INFINITY;
 }
 
+// Updates the maxima of a panel's rows, `best`, by the scores of n keys, [key][row]. Returns the maxima from which
+// weights are computed in `base`, and the factors of older sums in `shrink`. by: factor of the scores.
+template <int V>
+inline void update_best(const float* score, int n, float by, vf* best, vf* base, vf* shrink) {
+    for (int v = 0; v < V; v++) base[v] = vf{} - INFINITY;
+    for (int s = 0; s < n; s++)
+        for (int v = 0; v < V; v++) base[v] = vmax(base[v], load(score + s * PANEL + v * W));
+    for (int v = 0; v < V; v++) {
+        const vf old = best[v];
+        best[v] = vmax(old, base[v] * by);
+        base[v] = best[v] == -INFINITY ? vf{} : best[v];
+        shrink[v] = exp2(old - base[v]);
+    }
+}
+
 // Replaces the scores of a panel's rows, [key][row], by weights; in bfloat16, in pairs of keys. Returns the factors of
 // older sums in `shrink`. by: factor of the scores.
 template <class T, class P, int V>
 inline void weigh_across(float* score, int n, float by, vf* all_best, vf* all_total, const float* v_scale, vf* shrink) {
     vf base[V];
-    for (int v = 0; v < V; v++) base[v] = vf{} - INFINITY;
-    for (int s = 0; s < n; s++)
-        for (int v = 0; v < V; v++) base[v] = vmax(base[v], load(score + s * PANEL + v * W));
-    for (int v = 0; v < V; v++) {
-        const vf old = all_best[v], best = vmax(old, base[v] * by);
-        all_best[v] = best;
-        base[v] = best == -INFINITY ? vf{} : best;
-        shrink[v] = exp2(old - base[v]);
-    }
+    update_best<V>(score, n, by, all_best, base, shrink);
     const auto weight = [&](int s, int v) { return exp2(load(score + s * PANEL + v * W) * by - base[v]); };
     if constexpr (sizeof(T) == 4) {
         for (int lane = 0; lane < W; lane++)  // as in few.h, which keeps sums in W parts

@@ -25,20 +25,23 @@ void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int6
         const int64_t at = rows ? rows[i] : i;
         const T* from = x + at / n_heads * s_row + at % n_heads * s_head;
         T* to = out + i * dim;
-        vf squares = vf{};
-        float rest = 0;
         if (residual) {
-            int64_t d = 0;
-            for (; d + W <= dim; d += W) store(total + i * dim + d, load(from + d) + load(residual + at * dim + d));
-            for (; d < dim; d++) put(total + i * dim + d, get(from[d]) + get(residual[at * dim + d]));
-            from = total + i * dim;  // the norm uses the rounded sum, as the next layers do
+            const T* added = residual + at * dim;
+            T* sums = total + i * dim;
+            each_vector(dim, [&](int64_t d, auto left) {
+                store_some(sums + d, load_some(from + d, left) + load_some(added + d, left), left);
+            });
+            from = sums;  // the norm uses the rounded sum, as the next layers do
         }
-        int64_t d = 0;
-        for (; d + W <= dim; d += W) squares += load(from + d) * load(from + d);
-        for (; d < dim; d++) rest += get(from[d]) * get(from[d]);
-        const float by = 1.0f / std::sqrt((sum(squares) + rest) / float(dim) + eps);
-        for (d = 0; d + W <= dim; d += W) store(to + d, load(from + d) * by * load(weight + d));
-        for (; d < dim; d++) put(to + d, get(from[d]) * by * get(weight[d]));
+        vf squares = vf{};
+        each_vector(dim, [&](int64_t d, auto left) {
+            const vf y = load_some(from + d, left);
+            squares += y * y;
+        });
+        const float by = 1.0f / std::sqrt(sum(squares) / float(dim) + eps);
+        each_vector(dim, [&](int64_t d, auto left) {
+            store_some(to + d, load_some(from + d, left) * by * load_some(weight + d, left), left);
+        });
     });
 }
 
@@ -46,30 +49,22 @@ void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int6
 template <class T, class U>
 inline void rotate(const T* from, U* to, const T* weight, const float* cos, const float* sin, int64_t dim, int64_t half,
                  float eps) {
-    float x[MAX_HEAD];
-    int64_t d = 0;
-    for (; d + W <= dim; d += W) store(x + d, load(from + d));
-    for (; d < dim; d++) x[d] = get(from[d]);
+    float x[MAX_HEAD + W];  // up to W numbers after the head are 0, or not used
+    each_vector(dim, [&](int64_t d, auto left) { store(x + d, load_some(from + d, left)); });
     if (weight) {
-        float squares = 0;
-        vf wide = vf{};
-        for (d = 0; d + W <= dim; d += W) wide += load(x + d) * load(x + d);
-        for (; d < dim; d++) squares += x[d] * x[d];
-        const float by = 1.0f / std::sqrt((sum(wide) + squares) / float(dim) + eps);
-        for (d = 0; d + W <= dim; d += W) store(x + d, load(x + d) * by * load(weight + d));
-        for (; d < dim; d++) x[d] *= by * get(weight[d]);
+        vf squares = vf{};
+        for (int64_t d = 0; d < dim; d += W) squares += load(x + d) * load(x + d);
+        const float by = 1.0f / std::sqrt(sum(squares) / float(dim) + eps);
+        each_vector(dim, [&](int64_t d, auto left) { store(x + d, load(x + d) * by * load_some(weight + d, left)); });
     }
-    for (d = 0; d + W <= half; d += W) {
-        vf a = load(x + d), b = load(x + half + d);
-        store(to + d, a * load(cos + d) - b * load(sin + d));
-        store(to + half + d, b * load(cos + d) + a * load(sin + d));
-    }
-    for (; d < half; d++) {
-        float a = x[d], b = x[half + d];
-        put(to + d, a * cos[d] - b * sin[d]);
-        put(to + half + d, b * cos[d] + a * sin[d]);
-    }
-    for (d = 2 * half; d < dim; d++) put(to + d, x[d]);
+    each_vector(half, [&](int64_t d, auto left) {
+        const vf a = load(x + d), b = load(x + half + d), c = load_some(cos + d, left), s = load_some(sin + d, left);
+        store_some(to + d, a * c - b * s, left);
+        store_some(to + half + d, b * c + a * s, left);
+    });
+    each_vector(dim - 2 * half, [&](int64_t d, auto left) {
+        store_some(to + 2 * half + d, load(x + 2 * half + d), left);
+    });
 }
 
 struct RopeKv {  // one call; pointers to elements of one type
@@ -90,22 +85,17 @@ inline float limit(e4m3) { return 448.0f; }
 template <class P>
 inline float quantize(const float* x, P* to, int64_t dim) {
     vf high = vf{}, nan = vf{};
-    float most = 0;
-    int64_t d = 0;
-    for (; d + W <= dim; d += W) {
-        vf y = load(x + d);
+    each_vector(dim, [&](int64_t d, auto left) {
+        const vf y = load_some(x + d, left);
         high = vmax(high, y < 0 ? -y : y);
         nan += y * 0.0f;
-    }
-    for (; d < dim; d++) most = std::fmax(most, std::fabs(x[d])), nan[0] += x[d] * 0.0f;
-    most = std::fmax(most, top(high));
-    const float scale = most / limit(P{}), by = scale > 0 ? 1.0f / scale : 0.0f;
-    for (d = 0; d + W <= dim; d += W) {
-        vf y = load(x + d) * by;
+    });
+    const float scale = top(high) / limit(P{}), by = scale > 0 ? 1.0f / scale : 0.0f;
+    each_vector(dim, [&](int64_t d, auto left) {
+        vf y = load_some(x + d, left) * by;
         y = y > limit(P{}) ? vf{} + limit(P{}) : y;
-        store(to + d, y < -limit(P{}) ? vf{} - limit(P{}) : y);
-    }
-    for (; d < dim; d++) put(to + d, std::fmin(std::fmax(x[d] * by, -limit(P{})), limit(P{})));
+        store_some(to + d, y < -limit(P{}) ? vf{} - limit(P{}) : y, left);
+    });
     return scale + sum(nan);
 }
 

@@ -250,15 +250,7 @@ inline void panel_scores(float* scores, const bf16* const* keys, int64_t s_key, 
 template <int V>
 inline void weigh_panel(float* score, bf16* weight, int n, float by, vf* best, vf* total, vf* shrink) {
     vf base[V];
-    for (int v = 0; v < V; v++) base[v] = vf{} - INFINITY;
-    for (int s = 0; s < n; s++)
-        for (int v = 0; v < V; v++) base[v] = vmax(base[v], load(score + s * PANEL + v * W));
-    for (int v = 0; v < V; v++) {
-        const vf old = best[v];
-        best[v] = vmax(base[v] * by, old);
-        base[v] = best[v] == -INFINITY ? vf{} : best[v];
-        shrink[v] = exp2(old - base[v]);
-    }
+    update_best<V>(score, n, by, best, base, shrink);
     for (int s = n; s % GROUP; s++)
         for (int v = 0; v < V; v++) store(score + s * PANEL + v * W, vf{} - INFINITY);
     const int n_whole = (n + GROUP - 1) / GROUP * GROUP;
@@ -358,10 +350,8 @@ inline void attend_many_tiled(const Call& c, const Item& item, int head, Scratch
             transpose_values(c, x, n, head);
         },
         [&](const Block& block, int p, int n) {
-            if (n > 3 * W) panel_tiled<4>(c, item, x, keys, block, p);
-            else if (n > 2 * W) panel_tiled<3>(c, item, x, keys, block, p);
-            else if (n > W) panel_tiled<2>(c, item, x, keys, block, p);
-            else panel_tiled<1>(c, item, x, keys, block, p);
+            const int n_tiles = (std::min(n, PANEL) + TILE - 1) / TILE;
+            by_count<PANEL / TILE>(n_tiles, [&](auto v) { panel_tiled<decltype(v)::value>(c, item, x, keys, block, p); });
         });
 }
 

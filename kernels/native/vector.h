@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -168,6 +169,32 @@ inline void put(e4m3* p, float x) {
     p->bits = uint8_t((bits >> 24 & 0x80) | (near >> 20 & 0x7F));
 }
 
+// Loads or stores a vector of which `left` numbers, or more than W, belong to the row. Lanes after its end are `rest`.
+template <class T>
+inline vf load_some(const T* p, int64_t left, float rest = 0.0f) {
+    if (left >= W) return load(p);
+    T some[W];
+    for (T& x : some) put(&x, rest);
+    std::memcpy(some, p, left * sizeof(T));
+    return load(some);
+}
+template <class T>
+inline void store_some(T* p, vf x, int64_t left) {
+    if (left >= W) return store(p, x);
+    T some[W];
+    store(some, x);
+    std::memcpy(p, some, left * sizeof(T));
+}
+
+// Calls f(d, left) for each vector of a row of n numbers: it begins at d, and `left` numbers belong to the row. For whole
+// vectors, `left` is a constant, so that load_some and store_some need no test.
+template <class F>
+inline void each_vector(int64_t n, const F& f) {
+    int64_t d = 0;
+    for (; d + W <= n; d += W) f(d, std::integral_constant<int64_t, W>());
+    if (d < n) f(d, n - d);
+}
+
 inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 
 template <int M, int... I>
@@ -221,6 +248,13 @@ inline vf exp2(vf x) {
     y = y * f + 1.0f;
     return y * reinterpret_cast<vf>(reinterpret_cast<vi>(shifted) << 23);
 #endif
+}
+
+// Calls f with n, from 1 to MOST, as a constant of its type.
+template <int MOST, class F>
+inline void by_count(int64_t n, const F& f) {
+    if (n == MOST) f(std::integral_constant<int, MOST>());
+    else if constexpr (MOST > 1) by_count<MOST - 1>(n, f);
 }
 
 // c[r][0 .. V * W) = shrink[r] * c[r][...] + sum over k of a[r][k] * b[k][...], for R rows; no shrink: c starts at 0
