@@ -68,12 +68,9 @@ class AdaptedRows:
     @cached_property
     def indexes(self) -> list[Tensor]:
         """The rows of each adapter, int64, on the adapters' device."""
-        return [torch.tensor(own, device=self._device) for own in self._rows]
-
-    @property
-    def _device(self) -> torch.device:
         tensors = (part.down for linears in self.adapters[0].layers for parts in linears for part in parts)
-        return next(tensors).device
+        device = next(tensors).device
+        return [torch.tensor(own, device=device) for own in self._rows]
 
     @cached_property
     def table(self) -> np.ndarray:

@@ -45,14 +45,11 @@ class Shard:
         if device.type == "cuda":
             self._group = dist.ProcessGroupNCCL(store, self.rank, self.n_ranks, dist.ProcessGroupNCCL.Options())
         else:
-            self._group = self._gloo(store)
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            options._timeout = TIMEOUT
+            self._group = dist.ProcessGroupGloo(store, self.rank, self.n_ranks, options)
         self.add(torch.zeros(1, device=device))
-
-    def _gloo(self, store: Any) -> Any:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = TIMEOUT
-        return dist.ProcessGroupGloo(store, self.rank, self.n_ranks, options)
 
     # ---- the part of this rank -------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Only what is needed to read the weights is parsed. Layers that are stored in flo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -60,26 +60,19 @@ class Quantisation(msgspec.Struct, frozen=True):
         return f"{self.title}, {' and '.join(dict.fromkeys(parts))}"
 
 
-class PackedWeight(NamedTuple):
-    """The tensor that stores a layer's quantised weight. suffix: the tensor's name without the name of the layer, such
-    as "qweight". dtype: as safetensors spells it."""
-
-    suffix: str
-    dtype: str
-
-
 PACKED = {
-    "gptq": PackedWeight("qweight", "I32"),
-    "gptq_v2": PackedWeight("qweight", "I32"),
-    "awq": PackedWeight("qweight", "I32"),
-    "fp8": PackedWeight("weight", "F8_E4M3"),
-    "mxfp4": PackedWeight("weight_packed", "U8"),
-    "nvfp4": PackedWeight("weight_packed", "U8"),
-    "pack-quantized": PackedWeight("weight_packed", "I32"),
-    "int-quantized": PackedWeight("weight", "I8"),
-    "bitsandbytes-int8": PackedWeight("weight", "I8"),
-    "bitsandbytes-4bit": PackedWeight("weight", "U8"),
+    "gptq": ("qweight", "I32"),
+    "gptq_v2": ("qweight", "I32"),
+    "awq": ("qweight", "I32"),
+    "fp8": ("weight", "F8_E4M3"),
+    "mxfp4": ("weight_packed", "U8"),
+    "nvfp4": ("weight_packed", "U8"),
+    "pack-quantized": ("weight_packed", "I32"),
+    "int-quantized": ("weight", "I8"),
+    "bitsandbytes-int8": ("weight", "I8"),
+    "bitsandbytes-4bit": ("weight", "U8"),
 }
+"""Format -> the tensor that stores a layer's quantised weight: its name without that of the layer, and its dtype."""
 EXPERTS = "_blocks", "_scales"
 """The ends of the names of the tensors in which gpt-oss stores experts in MXFP4."""
 _BITS = {"I32": 32, "U8": 8, "I8": 8, "F8_E4M3": 8}
