@@ -542,16 +542,12 @@ def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | Non
     kinds = set(getattr(text, "layer_types", None) or ())
     unknown = kinds - (_ATTENTION if kv_layers is None else _ATTENTION | _RECURRENT)
     is_stateful = getattr(auto._model_mapping[type(config)], "_is_stateful", False) and not (kinds and not unknown)
-    unsupported = {
-        "its layers keep a recurrent state in a cache of their own": is_stateful and kv_layers is None,
-        f"layers of kind {', '.join(sorted(unknown))}": unknown,
-    }
-    for what, is_present in unsupported.items():
-        if is_present:
-            experts = "a mixture-of-experts model; " if _n_experts(text) else ""
-            raise Unsupported(
-                f"{family}: {experts}{what} is not supported; `banyan models` lists the models that can run"
-            )
+    what = f"layers of kind {', '.join(sorted(unknown))}" if unknown else ""
+    if is_stateful and kv_layers is None:
+        what = "its layers keep a recurrent state in a cache of their own"
+    if what:
+        experts = "a mixture-of-experts model; " if _n_experts(text) else ""
+        raise Unsupported(f"{family}: {experts}{what} is not supported; `banyan models` lists the models that can run")
     attention = () if kv_layers == () else ("num_attention_heads", "max_position_embeddings")
     for name in ("num_hidden_layers", "hidden_size", "vocab_size", *attention):
         if not _largest(text, name):

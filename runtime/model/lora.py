@@ -117,8 +117,10 @@ def read(path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) 
 def _layers(
     tensors: Checkpoint, config: AdapterConfig, c: Dense, device: torch.device, dtype: torch.dtype
 ) -> list[list[list[LowRank]]]:
-    found = {match[1]: match for name in tensors.tensors if (match := _TENSOR.fullmatch(name))}
-    unknown = sorted(name for name in tensors.tensors if not _TENSOR.fullmatch(name))
+    matches = {name: _TENSOR.fullmatch(name) for name in tensors.tensors}
+    found = {match[1]: match for match in matches.values() if match}
+    names = {(match[1], match[4]): name for name, match in matches.items() if match}
+    unknown = sorted(name for name, match in matches.items() if not match)
     places = _places(c)
     unknown += [module for module, m in found.items() if m[3] not in places or int(m[2]) >= c.num_hidden_layers]
     if unknown or not found:
@@ -128,7 +130,6 @@ def _layers(
             f"{c.num_hidden_layers} layers of the model"
         )
     layers: list[list[list[LowRank]]] = [[[] for _ in LINEARS] for _ in range(c.num_hidden_layers)]
-    names = {(match[1], match[4]): name for name in tensors.tensors if (match := _TENSOR.fullmatch(name))}
     for module, match in sorted(found.items()):
         rank, place = config.rank(module), places[match[3]]
         if not 1 <= rank <= MAX_RANK:

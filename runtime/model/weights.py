@@ -192,9 +192,8 @@ def weight_files(path: Path) -> list[Path]:
         if missing:
             raise BadModel(f"{path} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:4])}")
         return files
-    if single := [file for file in [path / "model.safetensors"] if file.is_file()]:
-        return single
-    if files := sorted(path.glob("model*.safetensors")):
+    single = path / "model.safetensors"
+    if files := [single] if single.is_file() else sorted(path.glob("model*.safetensors")):
         return files
     pickled = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
     found = f"{path} has pickled weights only ({', '.join(pickled[:3])})" if pickled else f"{path} has no safetensors"
