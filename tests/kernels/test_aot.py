@@ -81,13 +81,9 @@ def test_half_precision_uses_tensor_cores_and_pipelining(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", short_form(product(TARGETS), lambda target: target == "sm_90"))
-def test_first_keys_do_not_spill(target: str) -> None:
-    compile_attention(target, torch.bfloat16, (8, 2), 128, window=1024, first=4)
-
-
-@pytest.mark.parametrize("target", short_form(product(TARGETS), lambda target: target == "sm_90"))
-def test_draft_trees_do_not_spill(target: str) -> None:
-    compile_attention(target, torch.bfloat16, (8, 2), 128, tree=True)
+@pytest.mark.parametrize("options", [{"window": 1024, "first": 4}, {"tree": True}], ids=str)
+def test_first_keys_and_draft_trees_do_not_spill(options: dict[str, Any], target: str) -> None:
+    compile_attention(target, torch.bfloat16, (8, 2), 128, **options)
 
 
 @pytest.mark.parametrize(

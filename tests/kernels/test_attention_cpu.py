@@ -71,9 +71,7 @@ def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monke
     ids=str,
 )
 def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
-    q_lens, kv_lens = BATCHES[batch]
-    case = attention_case(1, q_lens, kv_lens, **options)
-    check_paths(case)
+    check_paths(attention_case(1, *BATCHES[batch], **options))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +84,7 @@ def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
     ),
 )
 def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, dim: int, heads: tuple[int, int]) -> None:
-    case = attention_case(2, [1, 7, 1], [40, 33, 18], heads=heads, dim=dim, dtype=dtype)
-    check_paths(case)
+    check_paths(attention_case(2, [1, 7, 1], [40, 33, 18], heads=heads, dim=dim, dtype=dtype))
 
 
 @pytest.mark.parametrize(
@@ -118,10 +115,8 @@ def test_latents_are_keys_and_values(dim: int, latent_dim: int, options: dict, d
     ),
 )
 def test_all_options_together_agree(kv: str, page_size: int, dtype: torch.dtype) -> None:
-    case = attention_case(
-        3, [1, 40, 1], [100, 95, 33], page_size=page_size, dtype=dtype, kv=kv, window=30, softcap=3.0, sinks=True
-    )
-    check_paths(case)
+    options = {"kv": kv, "window": 30, "softcap": 3.0, "sinks": True}
+    check_paths(attention_case(3, [1, 40, 1], [100, 95, 33], page_size=page_size, dtype=dtype, **options))
 
 
 def test_shared_subtree_is_read_once_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,7 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
-    q_lens, kv_lens = BATCHES[batch]
-    check(attention_case(1, q_lens, kv_lens, dim=16, **options))
+    check(attention_case(1, *BATCHES[batch], dim=16, **options))
 
 
 @pytest.mark.parametrize("options", EACH_OPTION, ids=str)
