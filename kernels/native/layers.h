@@ -73,7 +73,8 @@ void layers(int kind, Pass p, const Layer* all, int n_layers, Call* calls) {
         };
         add_and_norm(l->attention_norm);
         linear(0, l->qkv, p.h, p.qkv);
-        const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, calls[l->call].slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
+        const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, calls[l->call].slots, p.q,
+                          l->k, l->v, l->k_scale, l->v_scale,
                           p.n, p.n_heads, p.n_kv_heads, p.dim, p.half, l->qkv.n_out, p.eps};
         rope_kv<T, P>(rope, threads(p.n * l->qkv.n_out));
         if (p.first_q)

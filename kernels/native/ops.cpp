@@ -64,9 +64,11 @@ void banyan_draw(const float* logits, const Draws* rows, int64_t* tokens, int64_
     ThreadPool::instance().run(n, n_threads, [&](int64_t i) { tokens[i] = draw(logits + i * s_row, n_vocab, *rows, i); });
 }
 
-// All layers have one dtype and one kind of pools. calls: of attention; each layer sets q, out and the pools of its call
+// All layers have one dtype and one kind of pools. calls: of attention; a layer sets q, out and the pools of its call
 void banyan_layers(int is_bf16, int kind, const Pass* pass, const Layer* all, int n_layers, Call* calls) {
-    by_types(is_bf16, kind, [&](auto t, auto p) { layers<decltype(t), decltype(p)>(kind, *pass, all, n_layers, calls); });
+    by_types(is_bf16, kind, [&](auto t, auto p) {
+        layers<decltype(t), decltype(p)>(kind, *pass, all, n_layers, calls);
+    });
 }
 
 void banyan_silu_mul(int is_bf16, const void* x, void* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {

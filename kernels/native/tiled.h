@@ -351,7 +351,9 @@ inline void attend_many_tiled(const Call& c, const Item& item, int head, Scratch
         },
         [&](const Block& block, int p, int n) {
             const int n_tiles = (std::min(n, PANEL) + TILE - 1) / TILE;
-            by_count<PANEL / TILE>(n_tiles, [&](auto v) { panel_tiled<decltype(v)::value>(c, item, x, keys, block, p); });
+            by_count<PANEL / TILE>(n_tiles, [&](auto v) {
+                panel_tiled<decltype(v)::value>(c, item, x, keys, block, p);
+            });
         });
 }
 

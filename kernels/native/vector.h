@@ -186,8 +186,8 @@ inline void store_some(T* p, vf x, int64_t left) {
     std::memcpy(p, some, left * sizeof(T));
 }
 
-// Calls f(d, left) for each vector of a row of n numbers: it begins at d, and `left` numbers belong to the row. For whole
-// vectors, `left` is a constant, so that load_some and store_some need no test.
+// Calls f(d, left) for each vector of a row of n numbers: it begins at d, and `left` numbers belong to the row. For
+// whole vectors, `left` is a constant, so that load_some and store_some need no test.
 template <class F>
 inline void each_vector(int64_t n, const F& f) {
     int64_t d = 0;
