@@ -33,11 +33,11 @@ inline uint32_t bits_of(float x) {  // has the order of positive numbers
 inline float peak(const float* x, int64_t n) {
     vf most = vf{} - INFINITY;
     vi wrong = vi{};
-    for (int64_t i = 0; i < n; i += W) {
-        const vf y = load_some(x + i, n - i, -INFINITY);
+    each_vector(n, [&](int64_t i, auto left) {
+        const vf y = load_some(x + i, left, -INFINITY);
         most = vmax(most, y);
         wrong |= y != y;
-    }
+    });
     for (int i = 0; i < W; i++)
         if (wrong[i]) return NAN;
     return top(most);
@@ -48,11 +48,11 @@ inline double weigh(const float* x, float* w, int64_t n, float peak, float tempe
     double mass = 0;
     for (int64_t at = 0; at < n; at += CHUNK) {
         vf part = vf{};
-        for (int64_t i = at; i < n && i < at + CHUNK; i += W) {
-            const vf y = exp2((load_some(x + i, n - i, -INFINITY) - peak) / temperature * LOG2E);
-            store(w + i, y);
+        each_vector(n - at < CHUNK ? n - at : CHUNK, [&](int64_t i, auto left) {
+            const vf y = exp2((load_some(x + at + i, left, -INFINITY) - peak) / temperature * LOG2E);
+            store(w + at + i, y);
             part += y;
-        }
+        });
         mass += sum(part);
     }
     return mass;

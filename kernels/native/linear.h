@@ -68,7 +68,14 @@ inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool f
 template <int AHEAD, int LEVEL, class T>
 inline void block_of(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh,
                      const T* ahead) {
-    by_count<MR>(n, [&](auto rows) { block<decltype(rows)::value, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead); });
+    switch (n) {  // not by_count: GCC then keeps float32's sums in memory with AVX-512
+        case 1: return block<1, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 2: return block<2, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 3: return block<3, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 4: return block<4, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 5: return block<5, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 6: return block<6, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+    }
 }
 
 // Multiplies n rows, in blocks of equal size. PREFETCHES: a single block prefetches what it reads soon, since it waits
@@ -118,6 +125,7 @@ inline vf widened(const bf16* from) {
 
 // Multiplies R rows of n_k numbers, from `first` on, with P panels, from `column` on. Widens panels as it reads them.
 template <int R, int P, class U>
+__attribute__((noinline))  // all sizes in one function make one row 15 % slower
 void widened_panels(const float* x, int64_t n_k, const bf16* b, const Output<bf16, U>& to, int64_t first, int64_t column) {
     vf t[R][P * NV] = {};
     x += first * n_k;
