@@ -87,6 +87,7 @@ class Machine(RuleBasedStateMachine):
         self.home = TemporaryDirectory(prefix="banyan-")  # removed with the state machine
         self.path = Path(self.home.name) / "kv" if has_file and n_host else None
         self.host: Slots = {}  # survives the process if there is a file
+        self.corrupted: set[int] = set()  # pages of the file
         self.totals: Counter[str] = Counter()  # statistics of the processes that have ended
         self.prompts = [tokens_from_bits(trunk, min(n * self.page + 2, n_pages * self.page))]
         self.start_process()
@@ -295,15 +296,18 @@ class Machine(RuleBasedStateMachine):
         """The process crashes after n moves, perhaps inside the next one. The machine may crash too, before all writes
         have reached the disk."""
         assert self.file is not None
+        self.cache.hints.evict(2)
         moves = self.cache.take_moves()
         self.move(self.kv, self.host, moves[:n], self.file)
         if is_torn and n < len(moves) and moves[n].is_out:
             self.file.begin(moves[n].host)
             self.file.pages[16 * moves[n].host] ^= 1
             self.corrupt(moves[n].host)
+            self.totals["torn"] += 1
         if lost < self.options[-1]:
             self.file.pages[16 * lost + 3] = (self.file.pages[16 * lost + 3] + 1) % 256
             self.corrupt(lost)
+            self.totals["lost"] += 1
         self.restart()
 
     @rule()
@@ -319,19 +323,21 @@ class Machine(RuleBasedStateMachine):
     def corrupt(self, page: int) -> None:
         """Marks the slots of a page of the file as corrupted."""
         self.host.update({(page, i): None for i in range(self.page)})
+        self.corrupted.add(page)
 
     @property
     def is_corrupted(self) -> bool:
         """Whether a page of the file is corrupted. Once a read has found it, matches end before it."""
-        return None in self.host.values()
+        return bool(self.corrupted)
 
     def restart(self) -> None:
         assert self.file is not None
-        self.totals.update({name: n for name, n in self.cache.stats()._asdict().items() if isinstance(n, int)})
+        self.count()
         self.file.close()
         self.start_process()
         assert self.file is not None
         self.totals["restored"] += self.cache.stats().n_host_cached
+        check(self.cache)
         for namespace, root in self.cache.tree.roots.items():
             for node in self.cache.tree.subtree(root)[1:]:
                 ids = decode(node.path)
@@ -339,6 +345,10 @@ class Machine(RuleBasedStateMachine):
                     page = node.host[(i - node.start) // self.page]
                     if self.file.is_sound(page):
                         assert self.host[page, i % self.page] == (namespace, ids[: i + 1]), "wrong KV in the file"
+
+    def count(self) -> None:
+        """Adds the statistics of the process to the totals."""
+        self.totals.update({name: n for name, n in self.cache.stats()._asdict().items() if isinstance(n, int)})
 
     def damage(self, i: int, kind: int) -> None:
         """Corrupts the bookkeeping: `check` finds it, and `quarantine` withdraws the pages in doubt."""
@@ -384,6 +394,7 @@ class Machine(RuleBasedStateMachine):
         for move in moves:
             if file is not None and move.is_out:
                 file.begin(move.host)
+                self.corrupted.discard(move.host)
             for i in range(self.page):
                 if move.is_out:
                     host[move.host, i] = device.get((move.device, i))
@@ -544,7 +555,7 @@ def walk(seed: int, n_steps: int) -> Counter[str]:
         change_hint: 8,
         lambda: m.tick(1): 8,
         lambda: m.evict(n(1, 6)): 4,
-        lambda: m.crash(n(20), n(2) == 0, n(150)): 0.3,
+        lambda: m.crash(n(6), n(2) == 0, n(150)): 0.3,
         m.end: 0.15,
         lambda: m.damage(n(99), n(6)): 0.3,
     }
@@ -557,7 +568,7 @@ def walk(seed: int, n_steps: int) -> Counter[str]:
             m.every_invariant_holds()
             m.every_lease_reads_its_own_prefix()
             m.published_prefixes_are_found()
-    m.end()
+    m.count()
     m.teardown()
     return m.totals
 
@@ -568,5 +579,5 @@ def walk(seed: int, n_steps: int) -> Counter[str]:
 def test_random_walk_never_reads_wrong_kv(n_walks: int, n_steps: int) -> None:
     totals = sum((walk(seed, n_steps) for seed in range(n_walks)), Counter[str]())
     names = ("n_hit_tokens", "n_host_hit_tokens", "n_moved_out", "n_moved_in", "n_host_cached", "restored", "withdrawn")
-    for name in (*names, "ended"):
+    for name in (*names, "ended", "torn", "lost"):
         assert totals[name] > 0, f"the walk has no {name}"
