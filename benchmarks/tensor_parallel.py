@@ -2,9 +2,9 @@
 
     python benchmarks/tensor_parallel.py [MODEL] [--quick] [--json FILE]
 
-Message: rank 0 encodes and sends a step's buffer, and another rank receives and decodes it, here both in one thread,
-in CPU time. Steps: real processes over gloo, with one thread each and no speculation. Default
-MODEL: the pocket model. With more ranks than idle cores, a step waits for the scheduler of the operating system.
+Message: rank 0 encodes and sends the message of a step, and another rank receives and decodes it, here both in one
+thread, in CPU time. Steps: real processes over gloo, with one thread each and no speculation. Default MODEL: the pocket
+model. With more ranks than idle cores, a step waits for the scheduler of the operating system.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from forms import in_short, short_form
 
 LONG = {"original_max_position_embeddings": 64}
 FACTORS = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i / 2 for i in range(8)]}
-ROPES = {  # test_rope.py compares the frequencies of all kinds
+ROPES = {  # test_rope.py compares the frequencies of the other kinds
     "default": {"rope_type": "default", "rope_theta": 5000.0},
     "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale": 1.2, "mscale_all_dim": 0.7, **LONG},
