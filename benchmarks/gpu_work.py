@@ -158,7 +158,8 @@ class Attend:
         return 2 * self.heads[0] * (self.dim + self.v.shape[3]) * pairs
 
     def ours(self, batch: Ragged | None = None, pools: tuple[Any, Any] | None = None) -> Tensor:
-        return ops.attention(self.q, *(pools or (self.k, self.v)), batch or self.batch, self.options)
+        k, v = pools or (self.k, self.v)
+        return ops.attention(self.q, k, v, batch or self.batch, self.options)
 
     def unshared(self) -> Callable[[], Tensor]:
         """Our kernel without shared reads of common prefixes."""

@@ -143,8 +143,8 @@ def decode_attention(report: Report, n_requests: int, context: int, n_steps: int
         for name, pairs in pools.items():
             own = q if name == "float32" else q.bfloat16()
             started = time.perf_counter()
-            for pair in pairs:
-                ops.attention(own, *pair, batch, AttentionOptions(0.125))
+            for k_pool, v_pool in pairs:
+                ops.attention(own, k_pool, v_pool, batch, AttentionOptions(0.125))
             best[name] = min(best[name], (time.perf_counter() - started) / n_layers)
     for name, seconds in best.items():
         report.row(
