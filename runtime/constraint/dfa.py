@@ -24,17 +24,6 @@ class DfaConstraint:
         self.next, self.final = build_automaton(spec)
         self.is_end = self.final & (self.next < 0).all(1)  # final states that no byte may follow
         self.vocabulary = vocabulary
-        ends = np.frombuffer(vocabulary.message.ends, np.int32)[: vocabulary.n_vocab].astype(np.int64)
-        self._starts = np.concatenate([[0], ends[:-1]])
-        self._lengths = ends - self._starts
-        self._text = np.frombuffer(vocabulary.message.text, np.uint8)  # the bytes of all tokens
-        self.is_text = np.zeros(vocabulary.n_vocab, bool)
-        self.is_text[: len(ends)] = self._lengths > 0
-        not_text = vocabulary.special | vocabulary.control | set(vocabulary.eos)
-        self.is_text[[i for i in not_text if i < len(ends)]] = False
-        ids = np.flatnonzero(self.is_text)
-        first = self._text[self._starts[ids]]
-        self._by_first_byte = [ids[first == byte] for byte in range(256)]
         self._masks: dict[int, Row] = {}
         self._longest: dict[int, int] = {}
         self._unique: dict[bytes, Row] = {}
@@ -71,18 +60,19 @@ class DfaConstraint:
     def _compute(self, state: int) -> Row:
         """Computes the mask of a state. Walks the bytes of all tokens in parallel; a token drops out at the first byte
         that is not allowed."""
+        tokens = self.vocabulary.token_bytes
         allowed = np.zeros(32 * self.vocabulary.n_words, bool)
         first_bytes = np.flatnonzero(self.next[state] >= 0)
-        ids = np.concatenate([self._by_first_byte[byte] for byte in first_bytes] or [self._by_first_byte[0][:0]])
+        ids = np.concatenate([tokens.by_first[byte] for byte in first_bytes] or [tokens.by_first[0][:0]])
         at, depth = np.full(len(ids), state, np.int32), 0
         while len(ids):
-            at = self.next[at, self._text[self._starts[ids] + depth]]
+            at = self.next[at, tokens.text[tokens.starts[ids] + depth]]
             fits, depth = at >= 0, depth + 1
             ids, at = ids[fits], at[fits]
-            is_whole = self._lengths[ids] == depth
+            is_whole = tokens.lengths[ids] == depth
             allowed[ids[is_whole]] = True
             ids, at = ids[~is_whole], at[~is_whole]
-        self._longest[state] = int(self._lengths[np.flatnonzero(allowed)].max(initial=0))
+        self._longest[state] = int(tokens.lengths[np.flatnonzero(allowed)].max(initial=0))
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def forced(self, state: int) -> list[int]:
@@ -98,7 +88,7 @@ class DfaConstraint:
             found, end = list[int](), 0
             for token in (self.vocabulary.tokenize(bytes(run)) or ()) if safe else ():
                 end += len(self.vocabulary.spelling[token])
-                if end > safe or not self.is_text[token]:
+                if end > safe or not self.vocabulary.token_bytes.is_text[token]:
                     break
                 found.append(token)
             self._forced[state] = found
@@ -136,10 +126,11 @@ class DfaGuide(Guide):
         set_bits(out, forced)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        dfa = self._dfa
+        dfa, vocabulary = self._dfa, self._dfa.vocabulary
+        is_text = vocabulary.token_bytes.is_text
         for n, token in enumerate(tokens):
-            is_text = token < len(dfa.is_text) and dfa.is_text[token]
-            state = dfa.walk(self._states[-1], dfa.vocabulary.spelling[token]) if is_text else -1
+            is_allowed = token < len(is_text) and is_text[token]
+            state = dfa.walk(self._states[-1], vocabulary.spelling[token]) if is_allowed else -1
             if state < 0:
                 return n
             self._states.append(state)

@@ -12,11 +12,38 @@ from typing import Any
 
 import llguidance
 import msgspec
+import numpy as np
 
 from banyan.runtime.errors import ConstraintCrashed, Unsupported, rust_panics_as
 from banyan.runtime.protocol import wire
 
 _SEPARATOR = b"\xff"  # never occurs in UTF-8
+
+
+class TokenBytes:
+    """The bytes of all tokens as arrays, with which an automaton walks them in parallel.
+
+    text       the bytes of all tokens, one after another
+    starts     where the bytes of each id begin in `text`
+    lengths    how many bytes each id has
+    is_text    whether an id stands for text; of `n_vocab` ids
+    by_first   first byte -> the ids of text that begin with it
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        n_vocab = vocabulary.n_vocab
+        ends = np.frombuffer(vocabulary.message.ends, np.int32)[:n_vocab].astype(np.int64)
+        self.text = np.frombuffer(vocabulary.message.text, np.uint8)
+        self.starts = np.concatenate([[0], ends[:-1]])
+        self.lengths = ends - self.starts
+        self.is_text = np.zeros(n_vocab, bool)
+        self.is_text[: len(ends)] = self.lengths > 0
+        not_text = vocabulary.special | vocabulary.control | set(vocabulary.eos)
+        self.is_text[[i for i in not_text if i < len(ends)]] = False
+        ids = np.flatnonzero(self.is_text)
+        first = self.text[self.starts[ids]]
+        by_byte = np.argsort(first, kind="stable")
+        self.by_first = np.split(ids[by_byte], np.searchsorted(first[by_byte], np.arange(1, 256)))
 
 
 class Vocabulary:
@@ -61,6 +88,10 @@ class Vocabulary:
         spelling = self.spelling[: self.n_vocab]
         starts = [0, *accumulate(len(_SEPARATOR) + len(spelled) for spelled in spelling)]
         return b"".join(_SEPARATOR + spelled for spelled in spelling), starts
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self)
 
     @cached_property
     def llg(self) -> llguidance.LLTokenizer:
