@@ -329,8 +329,8 @@ class WeightsRoll:
     def fail(self, why: str) -> None:
         """End the change, because the engine that loads the new weights cannot start. That engine is restarted with the
         old weights, or removed if it was added for the change."""
-        one = self.starting
-        assert one is not None
+        if (one := self.starting) is None:  # it failed in the same round of the loop for another reason
+            return
         self.starting = None
         if one is self._extra:
             self._changes.remove(one)
