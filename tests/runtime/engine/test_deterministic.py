@@ -309,10 +309,10 @@ def test_startup_check_detects_batch_dependent_logits(
     assert any("deterministic" in line and "drafts do not branch" in line for line in built.resolved.decisions)
     plain = Layers.logits
 
-    def slightly_off(self: Layers, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, wanted: Tensor,
+    def slightly_off(self: Layers, x: Tensor, cos_sin: Any, ragged: Ragged, wanted: Tensor,
                      last: Tensor | None = None, *rest: Any) -> Tensor:  # fmt: skip
         n_rows = len(x)
-        return plain(self, x, cos, sin, ragged, wanted, last, *rest) * (1 + is_off(n_rows, last) * 1e-6)
+        return plain(self, x, cos_sin, ragged, wanted, last, *rest) * (1 + is_off(n_rows, last) * 1e-6)
 
     monkeypatch.setattr(Layers, "logits", slightly_off)
     with pytest.raises(ConfigError, match=f"{what} changed logits by up to"):
