@@ -23,7 +23,7 @@ from banyan.runtime.errors import (
     PromptTooLong,
     ToolError,
     Unsupported,
-    from_code,
+    copy_of,
 )
 from banyan.runtime.executor import select_scoring
 from banyan.runtime.executor.generation import Generation, Retries, ToolLoop, add_usage
@@ -221,10 +221,10 @@ class EngineGenerator:
 def _known_error(result: Any) -> Any:
     """Returns the result of offloaded work, which may be an exception. An exception that is not a BanyanError (such as
     one of the tokenizers library) is replaced by a BanyanError."""
-    if isinstance(result, Exception) and not isinstance(result, BanyanError):
-        return BanyanError(f"the text cannot be encoded: {result!r}")
     if isinstance(result, BanyanError):
         _forget_frames(result)
+    elif isinstance(result, Exception):
+        return BanyanError(f"the text cannot be encoded: {result!r}")
     return result
 
 
@@ -477,7 +477,7 @@ class GenAttempt(EngineAttempt):
             return
         try:
             if isinstance(constraint, BanyanError):
-                raise from_code(constraint.code, constraint.message)  # others get this one too; the executor adds to it
+                raise copy_of(constraint)  # others get this one too, and the executor adds to it
             self._start_requests(constraint)
         except Exception as e:
             self._fail(e)
