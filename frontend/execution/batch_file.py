@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, overload
 import msgspec
 
 from banyan.execution.batch import BatchRun, OnError, bar, check
+from banyan.lang import images
 from banyan.lang.json_types import plain
 from banyan.lang.lazy_value import JoinedValues, LazyValue, read
 from banyan.lang.state import State
@@ -291,7 +292,7 @@ def _data(value: Any) -> Any:
         return None
     if hasattr(kind, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):
         palette = value.getpalette("RGBA") if hasattr(kind, "getpalette") else None
-        orientation = value.getexif().get(0x0112) if hasattr(kind, "getexif") else None
+        orientation = value.getexif().get(images.ORIENTATION) if hasattr(kind, "getexif") else None
         data = blake2b(value.tobytes(), digest_size=16).hexdigest()
         return [data, getattr(value, "shape", None), palette, orientation]
     return value.tolist() if hasattr(kind, "tolist") else None  # of Python objects, `tobytes` has the addresses

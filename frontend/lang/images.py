@@ -16,7 +16,8 @@ _SIGNATURES = {
     b"GIF8": "image/gif",
     b"BM": "image/bmp",
 }
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
+"""The tag of EXIF data that says how to turn the image."""
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """The orientation in an image's EXIF data -> the Transpose of PIL that makes the image upright. (exif_transpose of PIL
 also writes the EXIF data anew, which fails with other errors if they are malformed.)"""
@@ -41,7 +42,7 @@ def read(image: Any) -> bytes:
 def _png(image: Any) -> bytes:
     """A PIL image as a PNG file. The pixels are turned upright, because the file gets no EXIF orientation."""
     try:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION))
+        turn = _TURNS.get(image.getexif().get(ORIENTATION))
         upright = image if turn is None else image.transpose(turn)
         try:
             return _saved(upright)
