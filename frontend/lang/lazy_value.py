@@ -259,8 +259,8 @@ class JoinedValues:
     values: list[Any]
     collects: bool
     """Whether the list that is read holds the errors of failed branches; if not, reading it raises the error."""
-    _texts: list[Any] | None = field(default=None, init=False, repr=False, compare=False)
-    _as_read: list[Any] | None = field(default=None, init=False, repr=False, compare=False)
+    _texts: list[Any] | None = field(default=None, init=False, repr=False, compare=False)  # the list of `read`
+    _as_read: list[Any] | None = field(default=None, init=False, repr=False, compare=False)  # its first content
 
     def read(self) -> list[Any]:
         """What `s[name]` returns for each branch. Always the same list, so that a program can append to it."""

@@ -539,7 +539,7 @@ class StateBase:
             each = "; `branches += [...]` gives each branch its text" if isinstance(size, list | tuple) else ""
             raise BadProgram(f"fork({shown(size, 80)}): fork takes the number of branches{each}")
         if size < 0:
-            raise BadProgram(f"a fork of {size} branches")
+            raise BadProgram(f"a fork of {size} branches; their number must be 0 or more")
         if size == 0:  # nothing is recorded, so that a template draws the same seeds
             return []
         self._transcript.n_draws += 1
