@@ -169,7 +169,8 @@ inline void put(e4m3* p, float x) {
     p->bits = uint8_t((bits >> 24 & 0x80) | (near >> 20 & 0x7F));
 }
 
-// Loads or stores a vector of which `left` numbers, or more than W, belong to the row. Lanes after its end are `rest`.
+// Loads or stores a vector of a row of which `left` numbers remain. If these are fewer than W, only they are read or
+// written, and the other lanes of a loaded vector are `rest`.
 template <class T>
 inline vf load_some(const T* p, int64_t left, float rest = 0.0f) {
     if (left >= W) return load(p);
