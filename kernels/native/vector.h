@@ -66,21 +66,33 @@ inline vf load(const int8_t* p) {  // likewise
 inline vf load(const k8v4* p) { return load(&p->bits); }
 // number * scale + minimum for a group of 4-bit numbers; of a byte, the low half is the first.
 inline void widen_halves(const uint8_t* from, float* to, int group, float scale, float minimum) {
-#ifdef __AVX512F__
+#ifdef __AVX2__
+    const auto sixteen = [&](int d) {  // in the low 4 bits of bytes; AVX-512 ignores the other bits
+        const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + d / 2));
+        return _mm_unpacklo_epi8(both, _mm_srli_epi16(both, 4));
+    };
+#endif
+#if defined(__AVX512F__)
     const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512 table = _mm512_fmadd_ps(numbers, _mm512_set1_ps(scale), _mm512_set1_ps(minimum));
+    for (int d = 0; d < group; d += 16)
+        _mm512_storeu_ps(to + d, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(sixteen(d)), table));
+#elif defined(__AVX2__)
     for (int d = 0; d < group; d += 16) {
-        const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + d / 2));
-        const __m512i index = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(both, _mm_srli_epi16(both, 4)));
-        _mm512_storeu_ps(to + d, _mm512_permutexvar_ps(index, table));  // looks at the low 4 bits of an index
+        const __m128i numbers = _mm_and_si128(sixteen(d), _mm_set1_epi8(15));
+        const auto widened = [&](__m128i eight) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight)); };
+        *reinterpret_cast<vf*>(to + d) = (vf)widened(numbers) * scale + minimum;
+        *reinterpret_cast<vf*>(to + d + 8) = (vf)widened(_mm_srli_si128(numbers, 8)) * scale + minimum;
     }
 #else
     for (int d = 0; d < group; d++) to[d] = (from[d / 2] >> d % 2 * 4 & 15) * scale + minimum;
 #endif
 }
 inline vf load(const e4m3* p) {  // its bits, shifted into a float's, are the number times 2^-120, also if subnormal
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
     vu wide = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+    vu wide = (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 #else
     vub small;
     std::memcpy(&small, p, sizeof small);
@@ -121,16 +133,25 @@ inline vf rounded(vf x) {  // rounds to T; if storing it as U does so too, retur
     store(near, x);
     return load(near);
 }
-inline void store(int8_t* p, vf x) {  // for numbers within 127; rounds to nearest even
-    vb small = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vb);
+// Stores the lowest byte of each lane.
+inline void store_bytes(void* p, vi x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC 12 compiles the last form to 30 instructions there
+    const __m256i fours = _mm256_shuffle_epi8((__m256i)x, _mm256_set1_epi32(0x0C080400));
+    const __m256i eight = _mm256_permutevar8x32_epi32(fours, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4));
+    _mm_storel_epi64(static_cast<__m128i*>(p), _mm256_castsi256_si128(eight));
+#else
+    const vb small = __builtin_convertvector(x, vb);
     std::memcpy(p, &small, sizeof small);
+#endif
+}
+inline void store(int8_t* p, vf x) {  // for numbers within 127; rounds to nearest even
+    store_bytes(p, __builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi));
 }
 inline void store(k8v4* p, vf x) { store(&p->bits, x); }
 inline void store(e4m3* p, vf x) {  // for numbers within 448; rounds to nearest even
     vu bits = reinterpret_cast<vu>(x * 0x1p-120f);
     vu near = (bits & 0x7FFFFFFFu) + 0x7FFFF + ((bits >> 20) & 1);
-    vub small = __builtin_convertvector((bits >> 24 & 0x80) | (near >> 20 & 0x7F), vub);
-    std::memcpy(p, &small, sizeof small);
+    store_bytes(p, reinterpret_cast<vi>((bits >> 24 & 0x80) | (near >> 20 & 0x7F)));
 }
 inline float get(float x) { return x; }
 inline float get(bf16 x) {
@@ -196,7 +217,8 @@ inline void each_vector(int64_t n, const F& f) {
     if (d < n) f(d, n - d);
 }
 
-inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+template <class V>
+inline V vmax(V a, V b) { return a > b ? a : b; }
 
 template <int M, int... I>
 inline void swap_blocks(vf& a, vf& b, std::integer_sequence<int, I...>) {
@@ -211,10 +233,10 @@ inline void transpose(vf* x) {  // W x W, in place
     if constexpr (M > 1) transpose<M / 2>(x);
 }
 
-template <int M, int... I>
-inline vf flipped(vf a, std::integer_sequence<int, I...>) { return __builtin_shufflevector(a, a, (I ^ M)...); }
-template <int M = W / 2>
-inline float top(vf a) {
+template <int M, class V, int... I>
+inline V flipped(V a, std::integer_sequence<int, I...>) { return __builtin_shufflevector(a, a, (I ^ M)...); }
+template <int M = W / 2, class V>
+inline auto top(V a) {
     a = vmax(a, flipped<M>(a, std::make_integer_sequence<int, W>()));
     if constexpr (M > 1) return top<M / 2>(a);
     return a[0];
