@@ -648,6 +648,15 @@ class Scores(Wire, frozen=True):
     unconditional: tuple[tuple[tuple[float, int], ...], ...] = ()
 
 
+class CallPiece(Wire, frozen=True):
+    """A part of a tool call that the model is writing. id: that of the whole call in Sample.calls. name: the tool's
+    name in the first piece of a call, "" in further ones. arguments: more of the JSON."""
+
+    id: str
+    name: str = ""
+    arguments: str = ""
+
+
 class Delta(Wire, frozen=True):
     """More text of a streaming gen. It contains whole characters only, and no text that a stop string may still cut.
 
@@ -667,6 +676,9 @@ class Delta(Wire, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     n_prompt: int = 0
     n_cached: int = 0
+    call: CallPiece | None = None
+    """With Tools.ends_turn, in a Delta without text. The pieces of a call, joined, are the beginning of the one in
+    Sample.calls. If the call is cut off or turns out to be invalid, Sample.calls does not have it."""
 
 
 class Called(Wire, frozen=True):

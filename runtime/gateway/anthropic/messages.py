@@ -22,6 +22,7 @@ from banyan.runtime.gateway.generation import chat_markers, start_chat
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import ChatRequest
+from banyan.runtime.gateway.sent_calls import SentCalls
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -91,6 +92,7 @@ class MessageWriter:
         self._is_begun = False
         self._n_blocks = 0
         self._open = ""  # the kind of the open block
+        self._calls = SentCalls()
 
     def whole(self, value: wire.Value) -> dict[str, Any]:
         """The JSON body of a response that is not streamed."""
@@ -100,7 +102,7 @@ class MessageWriter:
             content.append({"type": "thinking", "thinking": sample.reasoning, "signature": ""})
         if sample.text:
             content.append({"type": "text", "text": sample.text})
-        content += [_use(call, msgspec.Raw(call.arguments.encode())) for call in sample.calls]
+        content += [_use(call.name, msgspec.Raw(call.arguments.encode())) for call in sample.calls]
         return self._message | {"content": content, **self._ending(value), "usage": _usage(value.usage)}
 
     def chunk(self, item: wire.Delta | wire.Value) -> bytes:
@@ -113,12 +115,19 @@ class MessageWriter:
         return data + (self._delta(item) if isinstance(item, wire.Delta) else self._end(item))
 
     def _delta(self, delta: wire.Delta) -> bytes:
+        if delta.call is not None:
+            return self._call(delta.call)
         kind = "thinking" if delta.is_thought else "text"
         if delta.is_thought and not self._shows_thinking:
             return b""
         empty = {"type": kind, kind: ""} | ({"signature": ""} if delta.is_thought else {})
         data = b"" if self._open == kind else self._begin(kind, empty)
         more = {"type": f"{kind}_delta", kind: delta.text}
+        return data + _event("content_block_delta", index=self._n_blocks - 1, delta=more)
+
+    def _call(self, piece: wire.CallPiece) -> bytes:
+        data = self._begin("tool_use", _use(piece.name, {})) if self._calls.add(piece) else b""
+        more = {"type": "input_json_delta", "partial_json": piece.arguments}
         return data + _event("content_block_delta", index=self._n_blocks - 1, delta=more)
 
     def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
@@ -137,11 +146,7 @@ class MessageWriter:
         return data + _event("content_block_stop", index=self._n_blocks - 1)
 
     def _end(self, value: wire.Value) -> bytes:
-        data = b""
-        for call in value.samples[0].calls:
-            data += self._begin("tool_use", _use(call, {}))
-            more = {"type": "input_json_delta", "partial_json": call.arguments}
-            data += _event("content_block_delta", index=self._n_blocks - 1, delta=more)
+        data = b"".join(map(self._call, self._calls.rest(value.samples[0])))
         usage = _usage(value.usage)
         data += self._close() + _event("message_delta", delta=self._ending(value), usage=usage)
         return data + _event("message_stop")
@@ -149,9 +154,10 @@ class MessageWriter:
     def _ending(self, value: wire.Value) -> dict[str, Any]:
         sample = value.samples[0]
         reason, stop = "end_turn", None
-        if sample.calls:
+        is_cut = sample.finish_reason == "length"
+        if sample.calls and not (is_cut and self._calls.is_cut(sample)):
             reason = "tool_use"
-        elif sample.finish_reason == "length":
+        elif is_cut:
             is_full = value.usage.generated < self._max_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif sample.matched in self._stops:
@@ -163,8 +169,8 @@ def _event(kind: str, **fields: Any) -> bytes:
     return event({"type": kind, **fields}, kind)
 
 
-def _use(call: wire.WireToolCall, given: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name, "input": given}
+def _use(name: str, given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": name, "input": given}
 
 
 def _usage(usage: wire.TokenUsage) -> dict[str, Any]:

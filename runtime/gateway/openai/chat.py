@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from typing import Any
 
 from banyan.runtime.gateway.bodies import decode, ignored
@@ -19,6 +20,7 @@ from banyan.runtime.gateway.openai.choice_writer import (
     spelled,
     with_text,
 )
+from banyan.runtime.gateway.sent_calls import SentCalls
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -46,11 +48,14 @@ class ChatWriter(ChoiceWriter):
     def __init__(self, body: ChatRequest) -> None:
         super().__init__(body, "chatcmpl", "chat.completion", "chat.completion.chunk", b'"delta":{"content":%s}')
         self._has_logprobs = bool(body.logprobs)
+        self._calls: defaultdict[int, SentCalls] = defaultdict(SentCalls)
 
     def _first(self, index: int) -> bytes:
         return self._choice(index, {"role": ASSISTANT, "content": ""})
 
     def _more(self, index: int, delta: wire.Delta) -> bytes:
+        if delta.call is not None:
+            return self._call(index, delta.call)
         if delta.is_thought:
             if not delta.text:  # it has only logprobs
                 return b""
@@ -61,10 +66,16 @@ class ChatWriter(ChoiceWriter):
         return self._text(index, delta.text)
 
     def _last(self, index: int, sample: wire.Sample) -> bytes:
-        calls = [{"index": k, **one} for k, one in enumerate(calls_of(sample))]
-        data = self._choice(index, {"tool_calls": calls}) if calls else b""
+        data = b"".join([self._call(index, piece) for piece in self._calls[index].rest(sample)])
         rest = self._shown[index].rest(sample)
-        return data + self._choice(index, {}, finish_reason(sample), logprobs_of(rest) if rest else None)
+        is_cut = sample.finish_reason == "length" and self._calls[index].is_cut(sample)
+        finish = "length" if is_cut else finish_reason(sample)
+        return data + self._choice(index, {}, finish, logprobs_of(rest) if rest else None)
+
+    def _call(self, index: int, piece: wire.CallPiece) -> bytes:
+        calls, more = self._calls[index], {"function": {"arguments": piece.arguments}}
+        one = _called(piece.name, piece.arguments) if calls.add(piece) else more
+        return self._choice(index, {"tool_calls": [{"index": calls.index(piece), **one}]})
 
     def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
         sample = value.samples[0]
@@ -82,14 +93,12 @@ class ChatWriter(ChoiceWriter):
 
 def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:
     """The tool calls of an output in the form of chat completions, each with a new random id."""
-    return [
-        {
-            "id": f"call_{uuid.uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in sample.calls
-    ]
+    return [_called(call.name, call.arguments) for call in sample.calls]
+
+
+def _called(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def logprobs_of(tokens: tuple[wire.TokenLogprob, ...]) -> dict[str, Any]:

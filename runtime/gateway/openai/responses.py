@@ -21,7 +21,7 @@ from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_gen, chat_markers, limits_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import Arrival, ModelCall
-from banyan.runtime.gateway.openai.chat import calls_of, logprobs_of
+from banyan.runtime.gateway.openai.chat import logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
 from banyan.runtime.gateway.openai.response_store import Conversation, ConversationBranch, StoredResponse
 from banyan.runtime.gateway.openai.responses_types import (
@@ -33,6 +33,7 @@ from banyan.runtime.gateway.openai.responses_types import (
     turns_of,
 )
 from banyan.runtime.gateway.prompt import PromptWriter
+from banyan.runtime.gateway.sent_calls import SentCalls
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -269,7 +270,7 @@ class ResponseRun:
                     id=item["call_id"], function=CalledFunction(name=item["name"], arguments=item["arguments"])
                 )
                 for item in self.payload["output"]
-                if item["type"] == "function_call"
+                if item["type"] == "function_call" and item["status"] == "completed"
             ]
             for call in calls:
                 stored.branch.writer.know(call.function.name, call.id)
@@ -290,6 +291,7 @@ class ResponseEvents:
     def __init__(self, output: list[dict[str, Any]], has_logprobs: bool) -> None:
         self._output, self._has_logprobs = output, has_logprobs
         self._numbers = count()
+        self._calls = SentCalls()
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """One event. kind: its type without the prefix "response."."""
@@ -301,17 +303,21 @@ class ResponseEvents:
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _open(self) -> str:
-        """The type of the item that is being written, "reasoning" or "message"; "": none."""
+        """The type of the item that is being written, "reasoning", "message" or "function_call"; "": none."""
         is_open = self._output and self._output[-1]["status"] == "in_progress"
         return str(self._output[-1]["type"]) if is_open else ""
 
     def delta(self, delta: wire.Delta) -> bytes:
-        """The events for a further piece of text. A piece of another kind than the open item ends this item and begins
-        a new one."""
+        """The events for a further piece of text or of a call. A piece of another kind than the open item ends this
+        item and begins a new one."""
+        if delta.call is not None:
+            return self._call(delta.call)
         if not delta.text:  # a thought that has only logprobs
             return b""
         kind = "reasoning" if delta.is_thought else "message"
-        data = b"" if self._open() == kind else self.close("completed") + self._begin(kind)
+        data = b""
+        if (before := self._open()) != kind:  # text after a call is the text of a call that was none
+            data = self.close("incomplete" if before == "function_call" else "completed") + self._begin(kind)
         part = self._output[-1]["content"][0]
         part["text"] += delta.text
         if delta.is_thought:
@@ -322,15 +328,15 @@ class ResponseEvents:
         return data + self.event("output_text.delta", **self._where, **fields)
 
     def end(self, sample: wire.Sample) -> bytes:
-        """The events for the end of the output: the end of the open item, and all events of the function calls."""
-        status = "incomplete" if sample.finish_reason == "length" else "completed"
-        data = b""
-        if not sample.calls and self._open() != "message":
-            data = self.close("completed") + self._begin("message")
-        data += self.close(status)
-        for call in calls_of(sample):
-            data += self._called(call["id"], **call["function"])
-        return data
+        """The events for the end of the output: what is left of the function calls, and the end of the open item."""
+        data = b"".join(map(self._call, self._calls.rest(sample)))
+        if (kind := self._open()) == "function_call":
+            is_cut = self._calls.is_cut(sample)
+        else:
+            is_cut = sample.finish_reason == "length"
+            if kind != "message":
+                data += self.close("completed") + self._begin("message")
+        return data + self.close("incomplete" if is_cut else "completed")
 
     def _add(self, item: dict[str, Any]) -> bytes:
         self._output.append(item | {"status": "in_progress"})
@@ -350,7 +356,11 @@ class ResponseEvents:
         """The events that end the item being written, which gets `status`; b"": no item is open."""
         if not (kind := self._open()):
             return b""
-        self._output[-1]["status"] = status
+        item = self._output[-1]
+        item["status"] = status
+        if kind == "function_call":
+            fields = {"arguments": item["arguments"], "name": item["name"]}
+            return self.event("function_call_arguments.done", **self._where, **fields) + self._done()
         (part,) = self._output[-1]["content"]
         where = {**self._where, "content_index": 0}
         if kind == "reasoning":
@@ -363,10 +373,13 @@ class ResponseEvents:
     def _done(self) -> bytes:
         return self.event("output_item.done", output_index=len(self._output) - 1, item=self._output[-1])
 
-    def _called(self, call_id: str, name: str, arguments: str) -> bytes:
-        item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": call_id, "name": name}
-        data = self._add(item | {"arguments": ""})
-        data += self.event("function_call_arguments.delta", **self._where, delta=arguments)
-        data += self.event("function_call_arguments.done", **self._where, arguments=arguments, name=name)
-        self._output[-1] |= {"arguments": arguments, "status": "completed"}
-        return data + self._done()
+    def _call(self, piece: wire.CallPiece) -> bytes:
+        data = b""
+        if self._calls.add(piece):
+            ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex[:24]}"}
+            item = {**ids, "type": "function_call", "name": piece.name, "arguments": ""}
+            data = self.close("completed") + self._add(item)
+        if not piece.arguments:
+            return data
+        self._output[-1]["arguments"] += piece.arguments
+        return data + self.event("function_call_arguments.delta", **self._where, delta=piece.arguments)

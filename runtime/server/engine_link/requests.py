@@ -55,6 +55,7 @@ class StreamPiece(NamedTuple):
     logprobs: tuple[wire.TokenLogprob, ...] = ()
     n_prompt: int = 0
     n_cached: int = 0
+    call: wire.CallPiece | None = None
 
 
 Listener: TypeAlias = Callable[[StreamPiece], None]

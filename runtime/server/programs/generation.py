@@ -40,6 +40,7 @@ from banyan.runtime.server.engine_link.requests import (
     check_seconds,
 )
 from banyan.runtime.server.programs.call_filter import CallFilter
+from banyan.runtime.server.programs.call_reader import CallReader
 from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.images import Images
@@ -578,6 +579,7 @@ class ToolTurn(GenAttempt):
         self._left: list[wire.ConstraintSpec | None] = []
         self._last = StreamPiece("")  # the last piece, with all logprobs that the client does not have yet
         self._filter: CallFilter | None = None
+        self._reader: CallReader | None = None
         self._mark_at = -1  # index in the content of a call mark that the text does not show; -1: there is none yet
         self._n_seen = 0  # output tokens that have been searched for that mark
         self._begins_call = False  # the output must begin with a call
@@ -647,7 +649,7 @@ class ToolTurn(GenAttempt):
     def finish(self, outcome: GenOutcome | BanyanError) -> None:
         if isinstance(outcome, GenOutcome) and self._may_answer and not self._answers and not outcome.calls:
             self._answers, self._n_refused, self._left = True, outcome.usage.generated, [self.op.sampling.constraint]
-            self._filter, self.requests, self._held = None, [], []
+            self._filter, self._reader, self.requests, self._held = None, None, [], []
             self._encode()
             return
         if isinstance(outcome, GenOutcome) and self._n_refused:
@@ -669,14 +671,19 @@ class ToolTurn(GenAttempt):
         if piece.is_thought or self._answers:
             super()._stream(piece)
             return
-        if self._opened:
-            return
-        if self._filter is None:
-            self._filter = CallFilter(self._generator.call_format, self._stream_text)
         self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
-        if self._mark_at < 0:
-            self._mark_at = self._find_mark()
-        self._filter.feed(piece.text, self._mark_at)
+        form = self._generator.call_format
+        if not self._opened:
+            if self._filter is None:
+                self._filter = CallFilter(form, self._stream_text)
+            if self._mark_at < 0:
+                self._mark_at = self._find_mark()
+            self._filter.feed(piece.text, self._mark_at)
+        if self._tools.ends_turn and form.mark and not form.is_hidden:  # otherwise the text does not show the calls
+            if self._reader is None:
+                is_open, one_call = bool(self._opened), self._tools.one_call
+                self._reader = CallReader(form, self._stream_call, self._n_before, is_open, one_call)
+            self._reader.feed(piece.text)
 
     def _find_mark(self) -> int:
         """Search the new output tokens for the call mark, by its first special token. Returns the index of the mark in
@@ -699,16 +706,23 @@ class ToolTurn(GenAttempt):
         super()._stream(self._last._replace(text=text))
         self._last = self._last._replace(logprobs=())
 
+    def _stream_call(self, piece: wire.CallPiece) -> None:
+        super()._stream(self._last._replace(text="", logprobs=(), call=piece))
+
+    @property
+    def _n_before(self) -> int:
+        """The number of earlier calls: each of them is answered by a turn of its own."""
+        return sum(isinstance(piece, TurnStart) and piece.answers is not None for piece in self.prompt.pieces)
+
     def _outcome(self) -> GenOutcome:
         outcome, form = super()._outcome(), self._generator.call_format
-        # The number of earlier calls: each of them is answered by a turn of its own.
-        n_before = sum(isinstance(piece, TurnStart) and piece.answers is not None for piece in self.prompt.pieces)
         spell = self._generator.tokenizer.text_of
         spelled = "".join(
             spell(unpack(piece.ids)) if isinstance(piece, GeneratedText) else piece.text for piece in outcome.pieces
         )
         is_separated = self._reasoning is not None
-        calls = form.read(self._opened + outcome.text, self._opened + spelled, n_before, self._names, is_separated)
+        shown, written = self._opened + outcome.text, self._opened + spelled
+        calls = form.read(shown, written, self._n_before, self._names, is_separated)
         if self._answers:
             return outcome
         if self._tools.ends_turn:

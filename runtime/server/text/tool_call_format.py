@@ -37,6 +37,44 @@ ANY = {"type": "object"}
 _COMBINES = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
 """Keywords with which a schema may describe properties that its own `properties` do not list."""
 Scope = Literal["must", "may", "repeat", "at_once"]
+_TOKENS = re.compile(r'\\.?|["{}\[\]\x00-\x1f]', re.DOTALL)
+
+
+class ArgumentsText:
+    """The arguments of a call, piece by piece: the JSON that the model writes, up to its end. Control characters in
+    strings, which JSON does not allow, are escaped.
+
+    is_over: whether the JSON is complete."""
+
+    def __init__(self) -> None:
+        self.is_over = self._is_string = False
+        self._depth = 0
+        self._held = ""  # a backslash whose escape is not complete
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Take more of the output. Returns more of the arguments, and the text after them."""
+        text = self._held + text
+        self._held = ""
+        found: list[str] = []
+        start, end = 0, len(text)
+        for match in _TOKENS.finditer(text):
+            token = match[0]
+            if token == "\\":
+                self._held, end = token, match.start()
+            elif token == '"':
+                self._is_string = not self._is_string
+            elif self._is_string:
+                if token < " ":
+                    found += text[start : match.start()], json.dumps(token)[1:-1]
+                    start = match.end()
+            elif token in "{[":
+                self._depth += 1
+            elif token in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.is_over, end = True, match.end()
+                    break
+        return "".join((*found, text[start:end])), "" if self._held else text[end:]
 
 
 class Form(NamedTuple):
@@ -83,6 +121,16 @@ class Form(NamedTuple):
             return None
         before = text.partition(self.mark)[0]
         return before if before.strip() else ""
+
+    def opening(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Patterns for the text after a call mark: up to the name of the tool, which is the group, and from there up to
+        the arguments. They match a call whose keys have the order of the format."""
+        if self.name is None:
+            split = re.escape(self.split) if self.split else r"(?=\{)"
+            return re.compile(f"(.*?){split}", re.DOTALL), re.compile(r"[\s,;]*(?=\{)")
+        name, arguments = re.escape(json.dumps(self.name)), re.escape(json.dumps(self.arguments))
+        to_name = rf'[\s,;]*(?:\[\s*)?\{{\s*{name}\s*:\s*"([^"\\\x00-\x1f]*)"'
+        return re.compile(to_name), re.compile(rf"\s*,\s*{arguments}\s*:\s*(?=\{{)")
 
     def _answer(self, shown: str, spelled: str, is_separated: bool) -> str:
         """Returns the text of a turn after its reasoning; only this part can have calls. An end mark of reasoning that
@@ -162,7 +210,7 @@ class Form(NamedTuple):
         found: list[WireToolCall] = []
         at = 0
         while (start := text.find(self.mark, at)) >= 0:
-            at = start + len(self.mark)
+            begin = at = start + len(self.mark)
             name = None
             try:
                 if self.name is None:
@@ -173,8 +221,20 @@ class Form(NamedTuple):
                 found.append(WireToolCall("", "", error=f"the call cannot be read, its JSON is broken: {_reason(e)}"))
                 continue
             values = value if isinstance(value, list) and name is None else [value]
-            found += [self._call(one, name) for one in values]
+            calls = [self._call(one, name) for one in values]
+            found += [self._as_written(call, text, begin) for call in calls[:1]] + calls[1:]
         return found
+
+    def _as_written(self, call: WireToolCall, text: str, at: int) -> WireToolCall:
+        """Returns the call with the name and the arguments as the model wrote them, which a stream may have passed on.
+        If its keys have another order than those of the format, the call is returned as it is. at: the index after the
+        call mark."""
+        to_name, to_arguments = self.opening()
+        if call.error or (name := to_name.match(text, at)) is None:
+            return call
+        if (found := to_arguments.match(text, name.end())) is None:
+            return call
+        return replace(call, name=name[1].strip(), arguments=ArgumentsText().feed(text[found.end() :])[0])
 
     def _bare(self, text: str, names: Sequence[str]) -> list[WireToolCall]:
         """Returns the tool calls of a text without call marks. The whole text must consist of JSON objects that are

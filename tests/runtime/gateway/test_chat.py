@@ -14,7 +14,9 @@ from pocket_answers import ADA, ADA_STONE, ANSWER, PARAMETERS, QUESTION, SUM, Pe
 
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.openai.chat import ChatWriter
 from banyan.runtime.gateway.openai.chat_types import ChatRequest
+from banyan.runtime.protocol import wire
 from raw_http import post
 
 PATH = "/v1/chat/completions"
@@ -184,7 +186,7 @@ def test_tool_choices(openai_client: openai.OpenAI, stream: bool) -> None:
         if not stream:
             return [call.function.name for call in found.choices[0].message.tool_calls or ()]
         deltas = [chunk.choices[0].delta for chunk in found]
-        return [call.function.name for delta in deltas for call in delta.tool_calls or ()]
+        return [call.function.name for delta in deltas for call in delta.tool_calls or () if call.id]
 
     assert called("auto") == called("required", parallel_tool_calls=False) == ["calculator"]
     assert called("none") == []
@@ -246,6 +248,37 @@ def test_call_that_max_tokens_cuts_is_no_content(openai_client: openai.OpenAI, c
     chunks = [chunk.choices[0] for chunk in create(openai_client, SUM, stream=True, **options)]
     assert "".join(one.delta.content or "" for one in chunks) == ""
     assert chunks[-1].finish_reason == "length"
+
+
+def test_stream_has_the_name_of_a_call_and_then_its_arguments(openai_client: openai.OpenAI) -> None:
+    options: Any = {"tools": [CALCULATOR], "temperature": 0}
+    chunks = create(openai_client, SUM, stream=True, **options)
+    first, *rest = (call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ())
+    assert (first.index, first.type, first.function.name, first.function.arguments) == (0, "function", "calculator", "")
+    assert first.id.startswith("call_")
+    assert {(call.index, call.id, call.function.name) for call in rest} == {(0, None, None)}
+    assert "".join(call.function.arguments for call in rest) == '{"expression": "23+48"}'
+    with openai_client.chat.completions.stream(model="pocket", messages=SUM, **options) as stream:
+        pieces = [one.arguments_delta for one in stream if one.type == "tool_calls.function.arguments.delta"]
+        final = stream.get_final_completion().choices[0]
+    assert final.message.tool_calls is not None
+    assert "".join(pieces) == final.message.tool_calls[0].function.arguments == '{"expression": "23+48"}'
+    assert final.finish_reason == "tool_calls"
+
+
+def test_stream_of_a_call_that_max_tokens_cuts_ends_with_length() -> None:
+    whole = wire.WireToolCall("000000000", "f", '{"x": 1}')
+    pieces = (wire.CallPiece(whole.id, "f"), wire.CallPiece(whole.id, arguments='{"x"'))
+    cut = (wire.CallPiece("000000001", "g"), wire.CallPiece("000000001", arguments="{"))
+    for sent, finish in (((), "tool_calls"), (pieces, "tool_calls"), ((*pieces, *cut), "length")):
+        writer = ChatWriter(ChatRequest(model="m", messages=[], stream=True))
+        items = [wire.Delta(0, 0, 0, "", call=piece) for piece in sent]
+        value = wire.Value(0, 0, 0, (wire.Sample("", "length", calls=(whole,)),))
+        events = b"".join(writer.chunk(0, item) for item in (*items, value)).split(b"\n\n")[:-1]
+        choices = [json.loads(data.removeprefix(b"data: "))["choices"][0] for data in events]
+        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+        assert "".join(call["function"]["arguments"] for call in calls if call["index"] == 0) == whole.arguments
+        assert choices[-1]["finish_reason"] == finish
 
 
 def test_parse_with_tools(openai_client: openai.OpenAI) -> None:

@@ -133,9 +133,13 @@ def finishes(chunks: list[Any]) -> dict[int, list[str]]:
 
 
 def calls(chunks: list[Any]) -> list[tuple[str, Any]]:
-    """The calls of a stream of chat completions."""
-    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
-    return [(one.function.name, json.loads(one.function.arguments)) for d in deltas for one in d.tool_calls or ()]
+    """The calls of a stream of chat completions, joined from their pieces."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        for one in choice.delta.tool_calls or ():
+            name, arguments = found.get((choice.index, one.index), (one.function.name, ""))
+            found[choice.index, one.index] = [name, arguments + one.function.arguments]
+    return [(name, json.loads(arguments)) for _, (name, arguments) in sorted(found.items())]
 
 
 GREEDY: Any = {"model": "pocket", "max_tokens": 5, "temperature": 0}

@@ -71,9 +71,14 @@ def test_streams_of_text_and_of_calls(anthropic_client: anthropic.Anthropic) -> 
         assert stream.get_final_message().usage.output_tokens == 20
     options: Any = {"tools": [CALCULATOR], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     with anthropic_client.messages.stream(model="pocket", max_tokens=40, messages=SUM, **options) as stream:
+        pieces = [one.partial_json for one in stream if one.type == "input_json"]
         final = stream.get_final_message()
     assert (final.stop_reason, final.content[0].type) == ("tool_use", "tool_use")
-    assert final.content[0].to_dict()["input"] == {"expression": "23+48"}
+    assert final.content[0].to_dict()["input"] == json.loads("".join(pieces)) == {"expression": "23+48"}
+    assert pieces[0] == ""
+    with anthropic_client.messages.stream(model="pocket", max_tokens=12, messages=SUM, **options) as stream:
+        final = stream.get_final_message()
+    assert (final.stop_reason, [block.type for block in final.content]) == ("max_tokens", ["tool_use"])
 
 
 def test_system_prefill_pin_and_thinking(anthropic_client: anthropic.Anthropic, stats: Callable[[], Any]) -> None:

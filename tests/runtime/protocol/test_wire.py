@@ -79,12 +79,12 @@ def test_message_of_another_direction_is_refused(direction: str) -> None:
 
 def test_tags_and_version_are_fixed() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
-        "abort", "acknowledge", "answer", "append", "arg", "ask", "begin", "cachehint", "called", "cancel",
-        "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "dismiss",
-        "drop", "end", "endengine", "endpull", "engineended", "enginepong", "enginestarted", "evictfirst", "export",
-        "exported", "failed", "finish", "fork", "gen", "hello", "hold", "hosthello", "ids", "image", "imagepixels",
-        "imagerows", "join", "kvformat", "listen", "mark", "notice", "otherwork", "ping", "pixelarray", "pong",
-        "programended", "programlimits", "pull", "pulled", "raw", "read", "ready", "reasoning", "ref",
+        "abort", "acknowledge", "answer", "append", "arg", "ask", "begin", "cachehint", "called",
+        "callpiece", "cancel", "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta",
+        "dismiss", "drop", "end", "endengine", "endpull", "engineended", "enginepong", "enginestarted", "evictfirst",
+        "export", "exported", "failed", "finish", "fork", "gen", "hello", "hold", "hosthello", "ids", "image",
+        "imagepixels", "imagerows", "join", "kvformat", "listen", "mark", "notice", "otherwork", "ping", "pixelarray",
+        "pong", "programended", "programlimits", "pull", "pulled", "raw", "read", "ready", "reasoning", "ref",
         "release", "results", "run", "sample", "sampling", "scores", "select", "setvocabulary", "startengine",
         "step", "submit", "submit", "times", "tokenlimit", "tokenlogprob", "tokens", "tokenusage", "tools",
         "toplogprobs", "treeevent", "treeevents", "undefine", "use", "value", "wantimages", "welcome", "wiretoolcall",

@@ -273,7 +273,7 @@ CALL_OUTPUT = '<|im_start|> [{"name":"f","arguments":{"x":1}}]'
 
 def test_calls_of_special_tokens_keep_their_generated_tokens(begin: Callable[..., Any]) -> None:
     b = begin({"ask[/I]": CALL_OUTPUT, "000000000[/R]": "done"}, source=STRICT)
-    assert called(b).calls == (wire.WireToolCall("000000000", "f", '{"x": 1}'),)
+    assert called(b).calls == (wire.WireToolCall("000000000", "f", '{"x":1}'),)
     assert called(b).text == ' [{"name":"f","arguments":{"x":1}}]', "the special token is not text"
     b.submit(Results(0, 0, 0, ("<|im_end|>one",)), Append(0, (BeginTurn("user"), "more", EndTurn())), Read(0, 1))
     b.run()

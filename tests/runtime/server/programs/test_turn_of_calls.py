@@ -65,6 +65,44 @@ def sample(b: Any) -> wire.Sample:
     return found
 
 
+def streamed(b: Any) -> list[tuple[str, str]]:
+    """Name and arguments of each call that was streamed, joined from its pieces."""
+    found: dict[str, tuple[str, str]] = {}
+    for piece in (delta.call for delta in b.messages(wire.Delta) if delta.call is not None):
+        assert bool(piece.name) == (piece.id not in found)
+        name, arguments = found.get(piece.id, (piece.name, ""))
+        found[piece.id] = name, arguments + piece.arguments
+    assert list(found) == [f"{k:09d}" for k in range(len(found))]
+    return list(found.values())
+
+
+def test_stream_has_the_calls_while_they_are_written(turn: Callable[..., Any]) -> None:
+    b = turn({OPEN: f"So: {F}{G}"}, stream=True)
+    first, *rest = (delta.call for delta in b.messages(wire.Delta) if delta.call is not None)
+    assert first == wire.CallPiece("000000000", "f")
+    assert len([piece for piece in rest if piece.id == first.id]) > 1
+    assert streamed(b) == [("f", '{"x": 1}'), ("g", "{}")]
+
+
+def test_stream_of_calls_is_a_beginning_of_the_calls(turn: Callable[..., Any]) -> None:
+    last_first = '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>'
+    for source, output, options, n_streamed in (
+        (CHATML, '<tool_call>{"name":"f","arguments":{"x":\n"a\nb\\"}{<tool_call>"}}</tool_call>' + G, {}, 2),
+        (CHATML, F + G, {"one_call": True}, 1),
+        (CHATML, G + last_first + F, {}, 1),
+        (CHATML, "<tool_call>[" + F[11:-12] + ", " + G[11:-12] + "]</tool_call>" + F, {}, 1),
+        (CHATML, '<tool_call>{"name": "f"}</tool_call>' + G, {}, 0),
+        (BARE, '{"name": "f", "parameters": {"x": 1}}', {}, 0),
+        (HIDDEN, '<|endoftext|>{"name": "f", "arguments": {"x": 1}}', {}, 0),
+    ):
+        b = turn({OPEN: output}, source, stream=True, **options)
+        calls = [(call.name, call.arguments) for call in sample(b).calls]
+        assert calls
+        whole = [pair for pair in streamed(b) if pair[1]]
+        assert whole == calls[:n_streamed]
+        assert all(json.loads(arguments, strict=True) is not None for _, arguments in calls)
+
+
 def test_the_turn_ends_with_its_calls(turn: Callable[..., Any]) -> None:
     b = turn({OPEN: f"So: {F}{G}"}, stream=True)
     assert [(call.name, call.arguments) for call in sample(b).calls] == [("f", '{"x": 1}'), ("g", "{}")]
@@ -94,6 +132,9 @@ def test_call_that_max_tokens_cuts_is_no_text(
         b = turn({OPEN: output}, source, stream=True, sampling=greedy(max_tokens=len(before) + 20), **options)
         assert (sample(b).text, sample(b).calls, sample(b).finish_reason) == (before.lstrip(), (), "length")
         assert "".join(delta.text for delta in b.messages(wire.Delta)) == before.lstrip()
+        for name, arguments in streamed(b):
+            assert name == "f"
+            assert '{"x": 1}'.startswith(arguments)
 
 
 def test_turn_that_could_have_answered_streams_what_precedes_its_calls(
@@ -200,7 +241,8 @@ def test_a_call_that_must_come_begins_in_the_prompt(
 ) -> None:
     b = turn({OPEN + mark: rest}, source, must_call=True, stream=True)
     assert [call.name for call in sample(b).calls] == ["f"]
-    assert (sample(b).text, b.messages(wire.Delta)) == ("", [])
+    assert sample(b).text == "".join(delta.text for delta in b.messages(wire.Delta)) == ""
+    assert streamed(b) == ([("f", '{"x": 1}')] if mark else [])
     assert b.prompts()[0].endswith(OPEN + mark)
 
 

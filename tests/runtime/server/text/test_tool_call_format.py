@@ -488,6 +488,6 @@ def test_form_without_a_visible_marker_has_no_constraint(words: Tokenizer) -> No
 def test_lone_surrogate_in_a_call_stays_an_escape() -> None:
     form = Form("<tool_call>")
     (call,) = form.read(text := '<tool_call>{"name": "f", "arguments": {"x": "\\ud800é"}}', text)
-    assert call.arguments == '{"x": "\\ud800\\u00e9"}'
+    assert call.arguments == '{"x": "\\ud800é"}'
     (call,) = form.read(text := '<tool_call>{"name": "\\ud800", "arguments": {}}', text)
     assert (call.name, call.error) == ("", "the name of the tool has a lone surrogate")
