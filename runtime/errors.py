@@ -107,8 +107,8 @@ class BadMessage(BanyanError, code="bad_message"): ...
 class ProgramError(BanyanError, code="program"):
     """A program failed. program: the program's name. line: where the failed piece was appended, such as "file.py:12".
     gen: the variable of the failed gen. prompt_tail: the last characters of the prompt before the failed piece. All
-    four are "" if unknown. attempts: how often the gen was tried. usage: the token counts of the program so far, a
-    `wire.TokenUsage`; None if unknown."""
+    four are "" if unknown. attempts: how often the gen was tried. usage: the token counts of the program's gens that
+    have finished, a `wire.TokenUsage`; None if unknown."""
 
     attempts = 1
     usage: Any = None
