@@ -84,6 +84,15 @@ class PatternSchema(GenerateJsonSchema):
         _require_tags(written, written.get("$defs", {}))
         return written
 
+    def generate_inner(self, schema: Any) -> dict[str, Any]:
+        """Anchors the pattern of a term of outlines: the term accepts only texts that match as a whole, but writes its
+        pattern without ^ and $."""
+        written: dict[str, Any] = super().generate_inner(schema)
+        authors = (schema.get("metadata") or {}).get("pydantic_js_functions", ())
+        if "pattern" in written and any(str(getattr(one, "__module__", "")).startswith("outlines.") for one in authors):
+            written["pattern"] = f"^(?:{written['pattern']})$"
+        return written
+
     def _get_alias_name(self, field: Any, name: str) -> str:
         """The name of a field in JSON. TypeError: the field has no name of its own in JSON, because pydantic reads its
         value from inside another field (AliasPath)."""

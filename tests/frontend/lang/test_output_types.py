@@ -970,6 +970,22 @@ def test_outlines_types_are_supported(tmp_path: Any) -> None:
     ]
 
 
+@pytest.mark.long
+def test_outlines_term_in_a_field_restricts_the_whole_text() -> None:
+    from outlines.types import ipv4, regex  # takes seconds
+
+    host = pydantic.create_model("Host", address=(ipv4, ...), kinds=(list[regex("a|b")], ...))  # type: ignore[misc]
+    kind = output_types.output_type(host)
+    properties = json.loads(kind.spec.text)["properties"]  # type: ignore[union-attr]
+    patterns = [properties["address"]["pattern"], properties["kinds"]["items"]["pattern"]]
+    assert [bool(re.search(pattern, text)) for pattern, text in zip(patterns, ["10.0.0.1", "a"], strict=True)] == [
+        True
+    ] * 2
+    for pattern, text in zip(patterns * 2, ["x10.0.0.1", "xa", "10.0.0.1x", "ax"], strict=True):
+        assert re.search(pattern, text) is None
+    assert kind.parse('{"address": "10.0.0.1", "kinds": ["b"]}').address == "10.0.0.1"
+
+
 class Verdict(TypedDict):
     reason: str
     again: NotRequired[bool]
