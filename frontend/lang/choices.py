@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from banyan.lang.fstring import check_unicode, refuse, shown
+from banyan.lang.output_types import refuse_type
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.wire import ChoicesMethod
 
@@ -89,10 +90,12 @@ def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | 
 def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
     """The choices as a tuple. BadProgram: there are none, or one is empty or not a string."""
     if isinstance(choices, str) or not isinstance(choices, Iterable) or not (found := tuple(choices)):
+        refuse_type("choices", choices)
         raise BadProgram(f"choices must be a list of strings with at least one in it, not {shown(choices)}")
     for choice in found:
         if not isinstance(choice, str) or not choice:
-            raise BadProgram(f"each choice must be a non-empty string, not {shown(choice)}")
+            refuse_type("choices", choices)
+            raise BadProgram(f"each choice must be a non-empty string, not {shown(choice, 80)}")
         check_unicode(choice)
         refuse(choice, "a choice must be plain text, but this one contains an expression")
     return found

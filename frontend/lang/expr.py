@@ -273,6 +273,7 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
         return select(name, choices, **options)
     if "choices_method" in asked:
         raise BadProgram("choices_method needs choices")
+    output_types.refuse_type("max_tokens", asked.get("max_tokens"))  # gen("x", int)
     tools, output_type, retries = _take_tools(asked), output_types.take(asked), asked.pop("retries", None)
     if output_type is not None and output_type.note:
         warn(output_type.note)
@@ -515,6 +516,8 @@ def _parts(expr: Any) -> Iterable[Any]:
 
 def _advice(value: object) -> str:
     """How to append a value of an unsupported type, for the end of an error message."""
+    if output_types.is_type(value):
+        return "to generate a text of this type, use gen(name, type=...)"
     match value:
         case Awaitable():
             return "to append its result, await it, in an `async def`"

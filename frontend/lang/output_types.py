@@ -10,6 +10,7 @@ import enum
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from functools import lru_cache
 from inspect import Parameter, isfunction, signature
 from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
@@ -104,6 +105,8 @@ def _take(given: dict[str, Any]) -> OutputType:
     ((name, value),) = given.items()
     if name == "type":
         return output_type(value)
+    if name != "dtype":
+        refuse_type(name, value)
     if name in ("json_schema", "schema"):
         return _from_text("json_schema", _schema_text(value))
     if value == "" or not isinstance(value, str | type if name == "dtype" else str):
@@ -115,7 +118,7 @@ def output_type(kind: Any) -> OutputType:
     """The output type for the value of `type=`. BadProgram: the value cannot be converted to a constraint."""
     if isinstance(kind, dict):
         return _from_text("json_schema", _schema_text(kind))
-    if type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
+    if _is_term(kind):
         from banyan.lang.outlines_terms import to_spec  # lazily: outlines takes seconds to import
 
         spec = to_spec(kind)
@@ -134,7 +137,35 @@ def output_type(kind: Any) -> OutputType:
     except UnicodeEncodeError as e:
         raise BadProgram(f"type={kind!r} has a lone surrogate, which cannot be encoded") from e
     except TypeError as e:
-        raise BadProgram(f"type={kind!r} is not supported: {e}") from e
+        raise BadProgram(f"type={kind!r} is not supported: {_advice(kind) or e}") from e
+
+
+def _advice(kind: Any) -> str:
+    """What to write instead of a value that is no type; empty for a type."""
+    if isinstance(kind, str):
+        return "it is text; write it as regex=, json_schema= or grammar="
+    if isinstance(kind, list | tuple | set | frozenset):
+        return "for one of several texts, write choices=, or type=Literal[...]"
+    if not isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_dump_json")):
+        return f"it is an object; write its class, {type(kind).__name__}"
+    return ""
+
+
+def is_type(value: Any) -> bool:
+    """Whether a value describes a type of texts, as `type=` takes it: a class, a form of typing, a compiled pattern or
+    a term of outlines."""
+    return isinstance(value, type | re.Pattern) or get_origin(value) is not None or _is_term(value)
+
+
+def refuse_type(name: str, value: Any) -> None:
+    """BadProgram: the value of the option `name` is one for `type=`."""
+    if is_type(value):
+        raise BadProgram(f"{name} is {shown(value, 80)}; write gen(type=...) for it")
+
+
+def _is_term(value: Any) -> bool:
+    """Whether a value is a term of outlines, or a builder of genson, which outlines converts to a term."""
+    return type(value).__module__.startswith(("outlines.types.", "genson."))
 
 
 # ---- SGLang's dtypes -------------------------------------------------------------------------------------------------

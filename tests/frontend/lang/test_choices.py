@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import threading
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -35,11 +36,17 @@ def test_unknown_method_is_unsupported(method: Any) -> None:
         ("yes", "list of strings"),
         (["a", ""], "non-empty"),
         (["a", 1], "1"),
+        (Literal["a", "b"], r"^choices is .*; write gen\(type=\.\.\.\) for it"),
+        (enum.Enum("Pair", ["a", "b"]), r"^choices is .*; write gen\(type=\.\.\.\) for it"),
     ],
 )
 def test_invalid_choices_are_refused(choices: Any, match: str) -> None:
     with pytest.raises(bn.BadProgram, match=match):
         bn.select("x", choices)
+
+
+def test_members_of_a_str_enum_are_choices() -> None:
+    assert bn.select("x", enum.StrEnum("Pair", ["a", "b"])).choices == ("a", "b")
 
 
 def test_choices_are_copied() -> None:

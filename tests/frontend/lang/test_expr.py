@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import AsyncIterator
 from functools import partial
@@ -79,6 +80,8 @@ async def words() -> AsyncIterator[str]:
         (b"bytes", r"\.decode\(\)"),
         (map(str, [1]), r"list\(\.\.\.\)"),
         ([{"role": "user", "content": "hi"}], r"bn\.role\(m\['role'\], m\['content'\]\)"),
+        (int, r"gen\(name, type=\.\.\.\)"),
+        (re.compile("a"), r"gen\(name, type=\.\.\.\)"),
         (words(), r"\[item async for item in \.\.\.\], in an `async def`"),
     ],
 )

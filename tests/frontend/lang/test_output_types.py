@@ -939,6 +939,39 @@ def test_partials_iterator_keeps_the_program_alive() -> None:
     assert list(program.run(backend=mock, stream=True).partials("stock"))[-1] == {"lamp": 3, "desk": 12}
 
 
+class Verdicts(pydantic.BaseModel):
+    n: int
+
+
+@dataclass
+class Plain:
+    n: int
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (["a", "b"], r"choices=, or type=Literal"),
+        (("a", "b"), r"choices=, or type=Literal"),
+        ({"a"}, r"choices=, or type=Literal"),
+        (r"\d+", "regex=, json_schema= or grammar="),
+        ('{"type": "integer"}', "regex=, json_schema= or grammar="),
+        (Plain(1), "write its class, Plain"),
+        (Verdicts(n=1), "write its class, Verdicts"),
+    ],
+)
+def test_value_that_is_no_type_is_refused_with_what_to_write(value: Any, match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=f"is not supported: .*{match}"):
+        bn.gen("x", type=value)
+
+
+@pytest.mark.parametrize("option", ["regex", "json_schema", "schema", "grammar", "max_tokens"])
+@pytest.mark.parametrize("value", [int, Literal["a"], list[int], re.compile("a"), Verdicts], ids=str)
+def test_type_in_another_option_is_refused_with_the_right_option(option: str, value: Any) -> None:
+    with pytest.raises(bn.BadProgram, match=rf"^{option} is .*; write gen\(type=\.\.\.\) for it$"):
+        bn.gen("x", **{option: value})
+
+
 @pytest.mark.long
 def test_outlines_types_are_supported(tmp_path: Any) -> None:
     code = (
