@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -127,6 +127,13 @@ class Seq(_Node, frozen=True):
     """A flat sequence of strings and expressions."""
 
     parts: tuple[Any, ...]
+
+    if not TYPE_CHECKING:  # type checkers should report it
+
+        def __enter__(self) -> NoReturn:
+            raise BadProgram("a turn as a block is a method of the state: write `with s.user():`, not `bn.user()`")
+
+        def __exit__(self, *error: object) -> None: ...
 
 
 class Appended(_Node, frozen=True):

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -125,6 +125,13 @@ class StateBase:
     def __iadd__(self, what: Expression) -> Self:
         self._append(what)
         return self
+
+    if not TYPE_CHECKING:  # type checkers should report it
+
+        def __add__(self, what: object) -> NoReturn:
+            raise BadProgram(
+                "s + ... makes no new state: write s += ..., or, to leave s as it is, t = s.fork()[0] and t += ..."
+            )
 
     def _append(self, what: Expression) -> None:
         self._check_open()

@@ -250,6 +250,11 @@ def test_turn_of_none_is_refused(turn: Any) -> None:
         turn(None)
 
 
+def test_turn_without_a_state_is_no_block() -> None:
+    with pytest.raises(bn.BadProgram, match=r"write `with s\.user\(\):`"), bn.user():  # type: ignore[attr-defined]
+        pass
+
+
 def test_turn_of_a_state_with_none_is_refused() -> None:
     state = bn.function(lambda s: None).run(backend=bn.Mock("x"))
     for turn in (state.user, state.system, state.assistant, partial(state.role, "tool")):

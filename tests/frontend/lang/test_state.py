@@ -369,6 +369,16 @@ def test_repr_does_not_wait(mock: bn.Mock) -> None:
     program.run()
 
 
+@pytest.mark.parametrize("what", ["b", bn.gen("x"), ["b"]])
+def test_plus_names_append_and_fork(mock: bn.Mock, what: Any) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.BadProgram, match=r"write s \+= .* t = s\.fork\(\)\[0\] and t \+= "):
+            s + what
+        s += "a"
+
+    assert text_of(body) == "a"
+
+
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
 def test_copy_module_is_refused(mock: bn.Mock, make: Any) -> None:
     state = bn.function(lambda s: s.__iadd__("text")).run()
