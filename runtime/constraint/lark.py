@@ -52,6 +52,11 @@ def _schema_at(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 
 def _check(rules: str) -> None:
+    if "::=" in rules:
+        raise ConstraintSyntax(
+            "invalid grammar: ::= is from EBNF or GBNF; in Lark, rules are written as name: ..., the first rule is "
+            "called start, and a class of characters stands in a regex, such as /[0-9]+/"
+        )
     if "<" in rules:
         raise ConstraintUnsupported("special tokens are not allowed in a grammar: write their text as a string")
     if found := _DIRECTIVE.search(rules):

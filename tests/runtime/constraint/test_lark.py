@@ -52,6 +52,16 @@ def test_unsupported_feature_is_refused_by_name(text: str, message: str) -> None
         lark.split(text)
 
 
+@pytest.mark.parametrize("text", ['root ::= "a" | "b"', "<start> ::= <digit>+", 'start: "a"\nx ::= [0-9]+'])
+def test_grammar_in_ebnf_is_refused_with_the_notation_of_lark(text: str) -> None:
+    with pytest.raises(ConstraintSyntax, match=r"::= is from EBNF or GBNF; in Lark"):
+        lark.split(text)
+
+
+def test_assignment_sign_in_a_string_is_no_ebnf() -> None:
+    assert lark.split('start: "::=" /::=/  // ::=') == ['start: "::=" /::=/  // ::=']
+
+
 @pytest.mark.parametrize(
     "text", ["start: %json {", "start: %json [1]", "start: %json", "start: %json " + '{"a":' * 9999]
 )
