@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from types import UnionType
+from functools import partial
+from types import FunctionType, MethodType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -74,7 +75,7 @@ class _Parts(NamedTuple):
 
 def _parts(*kinds: Any) -> _Parts:
     """Collect the classes and the metadata that occur in the types `kinds`, at any depth. TypeError: the type hints of
-    a class cannot be read, or a union would crash msgspec."""
+    a class cannot be read, a function stands for a type, or a union would crash msgspec."""
     parts, todo, seen = _Parts([], []), list(kinds), dict[int, Any]()
     unions, values = list[Any](), dict[Any, list[Any]]()  # values: TypeVar of a generic class -> its arguments
     while todo:
@@ -98,6 +99,9 @@ def _parts(*kinds: Any) -> _Parts:
             todo += _fields(kind, parts.metadata)
         elif isinstance(kind, TypeVar):
             todo += [kind.__bound__, *kind.__constraints__]
+        elif isinstance(kind, FunctionType | MethodType | partial):
+            name = getattr(kind, "__qualname__", kind)
+            raise TypeError(f"pydantic would call {name}, a function; write a TypedDict of its parameters")
         else:  # NewType, and an alias made by `type X = ...`
             todo += [getattr(kind, "__supertype__", None), getattr(kind, "__value__", None)]
     for union in unions:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
-from inspect import Parameter, isfunction, signature
+from inspect import Parameter, isfunction, ismethod, signature
 from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
@@ -145,7 +145,7 @@ def _advice(kind: Any) -> str:
     if isinstance(kind, str):
         return "it is text; write it as regex=, json_schema= or grammar="
     if isinstance(kind, list | tuple | set | frozenset):
-        return "for one of several texts, write choices=, or type=Literal[...]"
+        return "for one of several texts, write choices=, or type=Literal[...]; for one of several types, A | B"
     if not isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_dump_json")):
         return f"it is an object; write its class, {type(kind).__name__}"
     return ""
@@ -223,7 +223,7 @@ def _from_type(kind: Any, spelling: str) -> OutputType:
         return _from_pattern(kind)
     if kind in list(_DATES):  # a list: not all types have a hash
         return OutputType(kind.__name__, ConstraintSpec("regex", _DATES[kind]), kind.fromisoformat)
-    if isfunction(kind):
+    if isfunction(kind) or ismethod(kind):
         kind = _arguments(kind)
     schema, decode = json_type(kind)
     return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(schema, ensure_ascii=False)), decode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import enum
+import functools
 import json
 import math
 import re
@@ -731,6 +732,33 @@ def test_bounds_of_a_functions_arguments_are_enforced() -> None:
         run('{"city": "Rome", "days": 0}', type=weather).value("x")
     with pytest.raises(bn.BadProgram, match="no type hint"):
         bn.gen("x", type=lambda city: city)
+
+
+def remove(path: Literal["a"]) -> None:
+    pytest.fail("a model's output called the function")
+
+
+class Remover:
+    def remove_one(self, path: Literal["a"]) -> None:
+        remove(path)
+
+
+class HoldsFunction(pydantic.BaseModel):
+    call: remove  # type: ignore[valid-type]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [list[remove], tuple[int, remove], dict[str, Remover().remove_one], HoldsFunction, functools.partial(remove)],  # type: ignore
+    ids=str,
+)
+def test_function_inside_a_type_is_refused_and_not_called(kind: Any) -> None:
+    with pytest.raises(bn.BadProgram, match=r"would call .*a function; write a TypedDict of its parameters"):
+        bn.gen("x", type=kind)
+
+
+def test_method_as_a_type_is_its_arguments() -> None:
+    assert run('{"path": "a"}', type=Remover().remove_one).value("x") == {"path": "a"}
 
 
 @pytest.mark.parametrize(("dtype", "text", "expected"), [(int, "7", 7), ("float", ".5", 0.5), (bool, "True", True)])
