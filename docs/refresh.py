@@ -27,7 +27,12 @@ from banyan.runtime import launch
 from banyan.runtime.config import HTTPConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("docs/deployment.md", "docs/language.md", "docs/migrating-from-sglang.md")
+PAGES = (
+    "docs/deployment.md",
+    "docs/language.md",
+    "docs/migrating-from-guidance-and-outlines.md",
+    "docs/migrating-from-sglang.md",
+)
 MARK = re.compile(r"(?P<mark><!-- output of: (?P<command>.*?) -->\n)(```text\n.*?```\n)?", re.DOTALL)
 BLOCK = re.compile(
     r"(?P<skip><!-- not run -->\n)?```python\n(?P<code>.*?)```\n"

@@ -44,7 +44,8 @@ def reference(module_at: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
 @pytest.mark.parametrize(
     "page",
     in_short(
-        ["deployment.md", "migrating-from-sglang.md"], ["deployment.md", "language.md", "migrating-from-sglang.md"]
+        ["deployment.md", "migrating-from-sglang.md"],
+        ["deployment.md", "language.md", "migrating-from-guidance-and-outlines.md", "migrating-from-sglang.md"],
     ),
 )
 @pytest.mark.timeout(300)
@@ -64,8 +65,8 @@ def test_examples_of_a_page_print_the_shown_output(refresh: ModuleType, page: st
 
 
 def test_every_python_block_of_a_page_is_tested(refresh: ModuleType) -> None:
-    for name in ("deployment.md", "language.md", "migrating-from-sglang.md"):
-        text = (ROOT / "docs" / name).read_text()
+    for name in refresh.PAGES:
+        text = (ROOT / name).read_text()
         assert text.count("```python") == len(refresh.blocks(text))
         assert text.count("```text") == sum(block.output is not None for block in refresh.blocks(text))
 
