@@ -14,7 +14,7 @@ from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
 
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
 _ATTRIBUTE = re.compile(r"\[\s*(\w+)\b[^\]\[:|]*\]\s*(?:\.\d+\s*)?:")
-_DIRECTIVE = re.compile(r"%(?!ignore\b|import\s+common\.)\w*[^\n]{0,20}")
+_DIRECTIVE = re.compile(r"%(?!ignore\b|import\s+common\s*[.(])\w*[^\n]{0,20}")
 
 
 def split(text: str) -> list[str | dict[str, Any]]:

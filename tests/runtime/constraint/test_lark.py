@@ -44,6 +44,8 @@ def test_embedded_schemas_are_found() -> None:
         ('start: %regex { "substring_words": "a b" }', "%regex"),
         ("start: %lark {\nstart: <[3]>\n}", "special tokens"),
         ("%import other.NAME\nstart: NAME", "%import other"),
+        ("%import other (NAME)\nstart: NAME", "%import other"),
+        ("%import commons (NAME)\nstart: NAME", "%import commons"),
         ("start: @other", "'@other'"),
     ],
 )
@@ -98,6 +100,12 @@ def test_grammar_constrains_the_output(bench: Any) -> None:
     assert bench.accepts(guide, b"[[1, 2],[]]")
     assert not bench.accepts(guide, b"[[1 ,2]]")
     assert bench.accepts(bench.guide("grammar", "start: %json {}", style="compact"), b"[1,2]")
+
+
+def test_several_terminals_are_imported_at_once(bench: Any) -> None:
+    guide = bench.guide("grammar", "start: INT WORD\n%import common (INT, WORD)")
+    assert bench.accepts(guide, b"12ab")
+    assert not bench.accepts(guide, b"12")
 
 
 def test_embedded_schema_follows_the_rules_of_schemas(bench: Any) -> None:
