@@ -71,7 +71,7 @@ RULES = {
         ),
         ("msgspec", "pydantic_core", "typing_extensions"),
     ),
-    "banyan.lang.json_types": Rule((*PUBLIC, "banyan.lang.pydantic_types"), ("msgspec",)),
+    "banyan.lang.json_types": Rule((*PUBLIC, "banyan.lang.fstring", "banyan.lang.pydantic_types"), ("msgspec",)),
     # Loaded when a type needs pydantic.
     "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
     # Loaded when a value is validated.

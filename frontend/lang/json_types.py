@@ -28,6 +28,7 @@ from typing import (
 import msgspec
 from msgspec import inspect
 
+from banyan.lang.fstring import holds_expression
 from banyan.runtime.protocol import text_forms
 
 Parse: TypeAlias = Callable[[str], Any]
@@ -404,10 +405,12 @@ not match."""
 def plain(value: Any, holder: str = "the result") -> Any:
     """Convert a value that msgspec does not know: a pydantic model to a dict, any other value to its text. holder: what
     holds the value, for the error. TypeError: the text says only the class and the address, as in "<Foo object at
-    0x7f...>"."""
+    0x7f...>", or the value is an expression."""
     if hasattr(type(value), "model_dump_json"):
         return value.model_dump(mode="json")
     text = str(value)
+    if holds_expression(text):
+        raise TypeError(f"{holder} holds an expression, such as s.ref('x'); store its text, s['x']")
     if _only_address.fullmatch(text):
         name = type(value).__qualname__
         raise TypeError(f"{holder} holds an object of class {name}, which has no text; make it a str or a dict")

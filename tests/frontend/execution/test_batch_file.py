@@ -228,6 +228,19 @@ def test_object_without_a_text_fails_its_item(is_returned: bool, mock: bn.Mock, 
     assert (record["kept"], record.ret_value) == ((None, ["1/2"]) if is_returned else ("1/2", None))
 
 
+def test_ref_in_a_list_fails_its_item(tmp_path: Path) -> None:
+    """Its record was the text that stands for it in an f-string."""
+
+    @bn.function
+    def program(s: bn.State, is_list: bool) -> None:
+        s += bn.gen("a")
+        s["kept"] = [s.ref("a")] if is_list else s.ref("a")
+
+    with pytest.raises(bn.BatchError, match=r"item 1: the variable 'kept' holds an expression.*store its text") as e:
+        program.run_batch([(False,), (True,)], checkpoint=tmp_path / "out.jsonl", backend=bn.Mock("x"))
+    assert e.value.results[0]["kept"] == "x"
+
+
 def test_vote_without_an_invalid_object_has_a_record(tmp_path: Path) -> None:
     @bn.function
     def program(s: bn.State) -> Any:
