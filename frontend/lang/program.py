@@ -587,8 +587,8 @@ class Decorator(Protocol):
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Decorator, with or without parentheses: makes a program of a function. The first parameter is the state.
 
-    An `async def` becomes an AsyncProgram, whose state is an AsyncState. BadProgram: there is no parameter, one is
-    called "opts", or the function is a generator.
+    An `async def` becomes an AsyncProgram, whose state is an AsyncState. In a method, the state comes after `self`.
+    BadProgram: there is no parameter, one is called "opts", `self` is not the first, or the function is a generator.
 
     num_api_spec_tokens: for APIs that charge per request (`OpenAI`). A gen with stop strings requests this many tokens,
     if max_tokens is less, and keeps the output after its stop string. If the program's next texts occur in the kept
@@ -602,6 +602,8 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     parameters = list(inspect.signature(func).parameters.values())
     if not parameters or parameters[0].kind > inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise BadProgram(f"the first parameter of a program is its state, and {func.__name__} has none")
+    if any(p.name == "self" for p in parameters[1:]):
+        raise BadProgram(f"in a method, self comes before the state: def {func.__name__}(self, s, ...)")
     if any(p.name == "opts" for p in parameters):
         raise BadProgram("no parameter of a program can be called 'opts': that is how `run` takes its options")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):

@@ -168,6 +168,9 @@ def _keyword_state(*, s: bn.State) -> None: ...
 def _opts(s: bn.State, opts: Any) -> None: ...
 
 
+def _method(s: bn.State, self: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("func", "error", "match"),
     [
@@ -176,6 +179,7 @@ def _opts(s: bn.State, opts: Any) -> None: ...
         (_no_state, bn.BadProgram, "first parameter"),
         (_keyword_state, bn.BadProgram, "first parameter"),
         (_opts, bn.BadProgram, "'opts'"),
+        (_method, bn.BadProgram, r"self comes before the state: def _method\(self, s, \.\.\.\)"),
     ],
 )
 def test_invalid_function_is_refused(func: Any, error: type[Exception], match: str) -> None:
