@@ -525,6 +525,8 @@ def _advice(value: object) -> str:
     """How to append a value of an unsupported type, for the end of an error message."""
     if output_types.is_type(value):
         return "to generate a text of this type, use gen(name, type=...)"
+    if callable(value):
+        return "to append what it returns, call it; a program is called with prog.inline(s, ...)"
     match value:
         case Awaitable():
             return "to append its result, await it, in an `async def`"

@@ -45,7 +45,8 @@ def schema_and_decoder(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]
         adapter: Any = pydantic.TypeAdapter(kind)
         return adapter.json_schema(schema_generator=PatternSchema), adapter.validate_json
     except Exception as e:  # pydantic's errors have no common base
-        raise TypeError(str(e).partition("\n")[0]) from e
+        first_line = str(e).partition("\n")[0]
+        raise TypeError(first_line.partition(". Set `arbitrary_types_allowed")[0]) from e  # which gives no JSON schema
 
 
 def arguments(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Callable[[str], dict[str, Any]]]:

@@ -82,6 +82,8 @@ async def words() -> AsyncIterator[str]:
         ([{"role": "user", "content": "hi"}], r"bn\.role\(m\['role'\], m\['content'\]\)"),
         (int, r"gen\(name, type=\.\.\.\)"),
         (re.compile("a"), r"gen\(name, type=\.\.\.\)"),
+        (bn.user, r"call it"),
+        (bn.function(lambda s: None), r"prog\.inline\(s, \.\.\.\)"),
         (words(), r"\[item async for item in \.\.\.\], in an `async def`"),
     ],
 )

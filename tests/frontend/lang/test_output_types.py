@@ -993,6 +993,11 @@ def test_value_that_is_no_type_is_refused_with_what_to_write(value: Any, match: 
         bn.gen("x", type=value)
 
 
+def test_unknown_object_is_refused_without_advice_that_does_not_help() -> None:
+    with pytest.raises(bn.BadProgram, match=r"is not supported: Unable to generate .* for <object object at \w+>$"):
+        bn.gen("x", type=object())
+
+
 @pytest.mark.parametrize("option", ["regex", "json_schema", "schema", "grammar", "max_tokens"])
 @pytest.mark.parametrize("value", [int, Literal["a"], list[int], re.compile("a"), Verdicts], ids=str)
 def test_type_in_another_option_is_refused_with_the_right_option(option: str, value: Any) -> None:
