@@ -274,8 +274,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     kind: a description for users of how the model is stored and run; "" for one of Banyan's own families in floats.
     is_recurrent: some layers have a recurrent state. window: tokens of the largest sliding window; 0: no layer has one.
     window_bytes: the part of kv_bytes that belongs to layers with a window. n_first: tokens at the beginning of a text
-    that these layers read as well. has_whole_images: rows of an image attend to each other in both directions, so a
-    step computes all of them."""
+    that these layers read as well. n_whole_rows: see `ModelSpec.n_whole_rows`."""
 
     name: str
     max_context: int
@@ -287,7 +286,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     window: int = 0
     window_bytes: int = 0
     n_first: int = 0
-    has_whole_images: bool = False
+    n_whole_rows: int = 0
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -575,10 +574,12 @@ class KVBudget(NamedTuple):
         return self.n_pages * self.page_bytes + self.n_window_pages * self.window_page_bytes
 
 
-def tokens_ahead(config: Config, device: str) -> int:
-    """The largest number of tokens, beyond those computed, for which a request may claim pages of windowed layers."""
+def tokens_ahead(config: Config, device: str, n_whole_rows: int = 0) -> int:
+    """The largest number of tokens, beyond those computed, for which a request may claim pages of windowed layers.
+    n_whole_rows: see `ModelSpec.n_whole_rows`."""
     n_steps = 2 if device == "cuda" else 1  # on a GPU, a step is planned while another is computed
-    return n_steps * config.step_tokens + 2 * config.page
+    n_beyond = max(0, n_whole_rows - 1)  # a step that reaches an image's first row computes the others as well
+    return n_steps * (config.step_tokens + n_beyond) + 2 * config.page
 
 
 def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
@@ -587,16 +588,14 @@ def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlac
 
     - a full context needs no more pages than that,
     - a layer has a recurrent state,
-    - rows of an image attend to each other in both directions,
     - there is a host tier, which keeps all pages of a text or none, or
     - the model's first layers draft, because drafting supports only one kind of pages.
     """
     shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith(EARLY_EXIT)
-    # Rows of an image that see each other are read from the same pages in all layers (`ImageSpan`), and a step that
-    # reaches into an image computes more tokens than `tokens_ahead` counts.
-    if shares or model.has_whole_images or not model.window:
+    if shares or not model.window:
         return 0
-    n = -(-(model.window + tokens_ahead(config, placement.device)) // config.page) + 2  # as `WindowPages.need`
+    n_ahead = tokens_ahead(config, placement.device, model.n_whole_rows)
+    n = -(-(model.window + n_ahead) // config.page) + 2  # as `WindowPages.need`
     n += -(-model.n_first // config.page)
     return n if n < -(-placement.context // config.page) else 0
 

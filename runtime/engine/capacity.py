@@ -66,7 +66,7 @@ def _facts(
         weight_bytes, kv_bytes = weight_bytes + source.n_parameters * width, kv_bytes + source.kv_elements * width
     return ModelFacts(
         spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind, spec.kv_layers is not None,
-        spec.window, window_bytes, spec.n_first, spec.images is not None and spec.images.is_bidirectional,
+        spec.window, window_bytes, spec.n_first, spec.n_whole_rows,
     )  # fmt: skip
 
 

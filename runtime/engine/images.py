@@ -119,8 +119,9 @@ class EngineImages:
                 image = request.images[one.image]
                 parts.append(tuple(value[rows_of_image] for value in self._values(one.image, image)))
                 if self._spec.is_bidirectional:
-                    pages = work.lease.pages
-                    blocks.append(ImageSpan(row + first - start, last - first, first, one.start, pages))
+                    pages, window = work.lease.pages, work.lease.window
+                    own = pages if window is None else window.pages
+                    blocks.append(ImageSpan(row + first - start, last - first, first, one.start, pages, own))
             n_rows = work.n_new + len(work.draft)
             if axes is not None and request.run.images:
                 axes[:, row : row + n_rows] = grid_positions(request.run.images, at[row : row + n_rows])

@@ -130,7 +130,7 @@ class EngineLoop:
         n_states = store.states.n_slots if store.states else 0
         window = None
         if n_window:
-            n_ahead = tokens_ahead(config, resolved.device)
+            n_ahead = tokens_ahead(config, resolved.device, self.spec.n_whole_rows)
             window = WindowPages(n_window, config.page, self.spec.window, n_ahead, self.spec.n_first)
         self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states, window)
         drafter = None
@@ -150,7 +150,7 @@ class EngineLoop:
         self._row_id = -1 if of_images is None else of_images.row_id
         limits = EngineLimits(
             resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens, self._row_id,
-            of_images is not None and of_images.is_bidirectional,
+            bool(model.spec.n_whole_rows),
         )  # fmt: skip
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting, self.images.find)
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))

@@ -183,6 +183,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return sum(map(bool, self.windows))
 
     @property
+    def n_whole_rows(self) -> int:
+        """The number of rows of an image, if they attend to each other in both directions, so that a step that computes
+        one of them computes all that are left; else 0."""
+        return self.images.per_tile if self.images is not None and self.images.is_bidirectional else 0
+
+    @property
     def kv_elements(self) -> int:
         """How many numbers K and V have for one token, over all layers."""
         return (1 if self.latent_dim else 2) * self.n_kv_layers * self.n_kv_heads * self.head_dim

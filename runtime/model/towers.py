@@ -22,13 +22,15 @@ class ImageSpan(NamedTuple):
     """Rows of one image that attend to each other in both directions.
 
     row, n: the first of these rows in the batch, and their number. start: the position of `row` in its text. first: the
-    position of the image's first row, which an earlier step may have computed. pages: the request's pages."""
+    position of the image's first row, which an earlier step may have computed. pages: the request's pages.
+    window_pages: the same for layers with a window."""
 
     row: int
     n: int
     start: int
     first: int
     pages: Sequence[int]
+    window_pages: Sequence[int]
 
 
 class ImageInputs(NamedTuple):
@@ -102,9 +104,9 @@ def attend_blocks(
     """Computes attention for the rows of each block, and writes it to `out` [n_rows, n_heads, head_dim]. K and V of all
     rows of the step must be in the pools. window: the sliding window of the layer in tokens; 0: none."""
     page = k_pool.shape[1]
-    for row, n, start, first, pages in blocks:
+    for row, n, start, first, pages, window_pages in blocks:
         end = start + n
-        table = torch.tensor(pages[: -(-end // page)], device=q.device)
+        table = torch.tensor((window_pages if window else pages)[: -(-end // page)], device=q.device)
         k, v = (read(pool, table, q.dtype).flatten(0, 1)[:end].transpose(0, 1) for pool in (k_pool, v_pool))
         keys, at = torch.arange(end, device=q.device), torch.arange(start, end, device=q.device)[:, None]
         seen = (keys <= at) | (keys >= first)

@@ -16,12 +16,14 @@ from banyan.runtime.config import (
     Config,
     Hardware,
     ModelFacts,
+    ModelPlacement,
     address,
     drafters,
     make,
     origins,
     parse_bytes,
     private_socket,
+    request_window_pages,
     resolve,
 )
 from banyan.runtime.errors import ConfigError, OutOfMemory
@@ -271,6 +273,13 @@ def test_windowed_layers_have_pages_of_their_own() -> None:
         WindowPages(n_request - 1, 16, 1024, 512 + 2 * 16)
 
 
+def test_step_that_computes_a_whole_image_needs_pages_of_windowed_layers() -> None:
+    config, model = make(device="cpu"), msgspec.structs.replace(WINDOWED, n_whole_rows=256)
+    placement = ModelPlacement("cpu", "bfloat16", 32_768)
+    assert request_window_pages(config, WINDOWED, placement) == 2 + (1024 + 512 + 2 * 16) // 16
+    assert request_window_pages(config, model, placement) == 2 + (1024 + 512 + 256 + 2 * 16) // 16
+
+
 def test_long_contexts_leave_half_to_texts_shorter_than_the_window() -> None:
     options = {"kv_memory": "20GiB", "device": "cpu"}
     machine = Hardware(n_cores=1, free_memory=64 << 30)
@@ -286,7 +295,6 @@ def test_long_contexts_leave_half_to_texts_shorter_than_the_window() -> None:
         ({"host_memory": "1GiB"}, {}),
         ({"draft_model": "layers:1"}, {}),
         ({}, {"is_recurrent": True}),
-        ({}, {"has_whole_images": True}),
         ({}, {"window": 0, "window_bytes": 0}),
     ],
 )

@@ -14,10 +14,13 @@ import torch
 from tiny_images import MODELS, Oracle, Prompts, make_image_model, png, turn
 
 import banyan as bn
+from banyan.radix_cache.windows import WindowPages
 from banyan.runtime import config as configs
+from banyan.runtime.engine import loop
 from banyan.runtime.engine.images import grid_positions
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build
+from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.errors import BadMessage, BadProgram
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol import wire
@@ -120,16 +123,77 @@ def test_config_without_a_text_config_is_read(family: str, tmp_path: Path, fake:
     own.run(own.engine(step_tokens=20), PARTS)
 
 
-def test_rows_that_see_each_other_are_read_from_the_pages_of_all_layers(
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory: pytest.TempPathFactory, fake: ModuleType, tiny: ModuleType) -> Model:
+    """An image has 16 rows, and the window of the first layer 12 tokens."""
+    return Model(tmp_path_factory.mktemp("gemma3") / "model", "gemma3", fake, tiny)
+
+
+AROUND_WINDOW: list[tuple[str | bytes, ...]] = [
+    (CAT, "the answer is six tokens, and the image is not in their window"),
+    ("the window begins in the image: ", DOG, "?"),
+    ("a text that is longer than a window, ", TALL, CAT, DOG, "and one after three images"),
+    ("a text that is longer than a window, ", TALL, CAT, "is forked before the third image"),
+]
+
+
+@pytest.mark.parametrize("n_more", in_short([0], [0, 8]))
+@pytest.mark.parametrize("page", in_short([4], [1, 4, 16]))
+@pytest.mark.parametrize("step_tokens", [4, 20])
+def test_windowed_layers_give_back_pages_of_images(gemma3: Model, step_tokens: int, page: int, n_more: int) -> None:
+    """With n_more 0, there are pages for a single request with the largest step, which computes all of an image."""
+    ahead = configs.tokens_ahead(configs.make(step_tokens=step_tokens, page=page), "cpu", 16)
+    n_window = WindowPages.need(12, ahead, page) + n_more
+    options: dict[str, Any] = {"n_window_pages": n_window, "page": page, "step_tokens": step_tokens}
+    sizes = {"n_pages": 1024 // page}
+    for more in ({}, {"speculate": "tree"}, {"cache": False}):
+        e = gemma3.engine(**options, **sizes, **more)
+        for parts in AROUND_WINDOW * 2:
+            gemma3.run(e, [parts])
+        gemma3.run(e, AROUND_WINDOW * 2)
+    gemma3.run(gemma3.engine(**options, n_pages=200 // page), AROUND_WINDOW[:2] * 3)
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_steps_that_are_planned_ahead_compute_whole_images(
+    gemma3: Model, late: ModuleType, is_lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the fewest pages of windowed layers that a GPU's engine has."""
+    monkeypatch.setattr(loop, "tokens_ahead", lambda config, _, n: configs.tokens_ahead(config, "cuda", n))
+    ahead = configs.tokens_ahead(configs.make(step_tokens=4, page=4), "cuda", 16)
+    e = gemma3.engine(n_window_pages=WindowPages.need(12, ahead, 4), page=4, step_tokens=4, n_pages=256)
+    runs = [gemma3.prompts.run(rid, turn(*parts), GREEDY) for rid, parts in enumerate(AROUND_WINDOW)]
+    for digest in {one.image for run in runs for one in run.images}:
+        e.take(gemma3.prompts.images.pixels(digest))
+    box = late.play(e, {0: runs}, is_lazy)
+    assert e.scheduler.counts["steps_ahead"]
+    assert box.outputs == {rid: gemma3.expected(parts) for rid, parts in enumerate(AROUND_WINDOW)}
+
+
+@pytest.mark.parametrize("n_before", [-2, 1, 9, 15])
+def test_match_that_ends_in_an_image_computes_the_rest_of_it(
+    gemma3: Model, n_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest attends to rows that are in the tree, as far as the window reaches."""
+    prompt = AROUND_WINDOW[2]
+    e = gemma3.engine(n_window_pages=128, page=1, n_pages=256, step_tokens=20)
+    gemma3.run(e, [prompt])
+    n = gemma3.prompts.run(0, turn(*prompt), GREEDY).images[1].start + n_before
+    monkeypatch.setattr(Request, "n_reusable", n)
+    assert gemma3.run(e, [prompt])[0].finish.n_cached == n
+
+
+def test_size_says_how_many_pages_windowed_layers_have_beside_images(
     tmp_path: Path, fake: ModuleType, tiny: ModuleType
 ) -> None:
-    """Windowed layers have no pages of their own here: these would have other numbers, and would be too few for an
-    image of more than `step_tokens` rows."""
     own = Model(tmp_path / "model", "gemma3", fake, tiny)
     options: dict[str, Any] = {"device": "cpu", "threads": 1, "kv_memory": "2048 tokens", "page": 4, "step_tokens": 4}
     e = build(configs.make(model=str(tmp_path / "model"), speculate="grammar", **options))
-    own.run(e, PARTS[2:3])
-    assert bn.size(str(tmp_path / "model"), "1GB", **options).n_window_pages == e.model.store.n_window_pages == 0
+    own.run(e, AROUND_WINDOW)
+    planned = bn.size(str(tmp_path / "model"), "1GB", **options)
+    assert planned.n_window_pages == e.model.store.n_window_pages > 0
+    assert planned.n_pages == e.model.store.n_pages
+    assert planned.request_window_pages == WindowPages.need(12, 4 + 15 + 2 * 4, 4)
 
 
 def test_forks_compute_an_image_once(llava: Model) -> None:
