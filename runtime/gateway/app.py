@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from banyan.runtime.gateway import info
 from banyan.runtime.gateway.anthropic import messages
-from banyan.runtime.gateway.endpoint import Endpoint, EndpointApp, error_reply
+from banyan.runtime.gateway.endpoint import Endpoint, EndpointApp, error_reply, id_headers, request_id
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.openai import chat, completions, responses
@@ -68,4 +68,5 @@ async def _no_route(request: Request, error: Exception) -> Response:
         text = "embeddings are not supported"
     failed = HTTPError(error.status_code, text, code="not_found" if error.status_code == 404 else "method_not_allowed")
     reply = error_reply(failed, "anthropic" if request.url.path.startswith("/v1/messages") else "openai")
-    return Response(reply.body, reply.status, dict(error.headers or {}), reply.kind)
+    headers = {**(error.headers or {}), **id_headers(request_id(dict(request.scope["headers"])))}
+    return Response(reply.body, reply.status, headers, reply.kind)

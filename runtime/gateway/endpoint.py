@@ -107,7 +107,7 @@ class EndpointApp:
         self._gateway, self._endpoint = gateway, endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = _Response(send, self._endpoint.shape, _request_id(dict(scope["headers"])))
+        response = _Response(send, self._endpoint.shape, request_id(dict(scope["headers"])))
         work = asyncio.ensure_future(self._serve(scope, receive, response))
         try:
             await work
@@ -149,10 +149,16 @@ class EndpointApp:
                 watch.cancel()
 
 
-def _request_id(headers: Mapping[bytes, bytes]) -> str:
+def request_id(headers: Mapping[bytes, bytes]) -> str:
     """The id of a request: that of the client, if it gave a short one in ASCII without spaces, or a new one."""
     given = headers.get(b"x-request-id", b"")
     return given.decode() if re.fullmatch(rb"[!-~]{1,200}", given) else f"req_{uuid.uuid4().hex}"
+
+
+def id_headers(number: str) -> dict[str, str]:
+    """The headers that tell the client the id of its request. OpenAI's clients read the first, Anthropic's the
+    second."""
+    return {"x-request-id": number, "request-id": number}
 
 
 async def _read_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
@@ -227,9 +233,8 @@ class _Response:
 
     async def _begin(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
         self.status = status
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        number = self.request_id.encode()  # OpenAI's clients read the first, Anthropic's the second
-        raw += [(b"content-type", kind.encode()), (b"x-request-id", number), (b"request-id", number)]
+        every = {**headers, "content-type": kind, **id_headers(self.request_id)}
+        raw = [(name.encode(), value.encode()) for name, value in every.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _body(self, body: bytes, more: bool) -> None:

@@ -412,6 +412,13 @@ def test_embeddings_are_not_supported(url: str) -> None:
     assert (found, json.loads(data)["error"]["message"]) == (404, "embeddings are not supported")
 
 
+def test_a_request_that_matches_no_route_has_an_id(url: str) -> None:
+    for path, expected in (("/no/such", 404), ("/health", 405)):
+        answer = exchange(url, encode(path, b"", "x-request-id: trace-1\r\nconnection: close\r\n", method="PUT"))
+        assert status(answer) == expected
+        assert b"\r\nx-request-id: trace-1\r\nrequest-id: trace-1\r\n" in answer
+
+
 def test_streams_ask_proxies_not_to_buffer_them(url: str) -> None:
     answer = exchange(url, encode(PATH, SHORT | {"stream": True}, "connection: close\r\n"))
     assert b"x-accel-buffering: no\r\n" in answer
