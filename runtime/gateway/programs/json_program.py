@@ -14,8 +14,8 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_NUMBER, MAX_OPS
 
 END = MAX_NUMBER
-"""The ref of a value that the server makes after ops that make no value: it tells that they have been done. Clients
-cannot use this ref."""
+"""The ref of a value that the server makes if the last op makes none: it tells how that op went. Clients cannot use
+this ref."""
 NUMBER = 0
 """The number of every program, because each has a connection of its own."""
 
@@ -38,7 +38,9 @@ class JSONProgram:
         self._max_message = max_message
         self._n_sent = 0
         self._missing: set[int] = set()  # refs
-        self._is_last = self._has_failed = self._is_untold = False
+        self._is_last = self._has_failed = False
+        self._untold: int | None = None
+        """The state of the last op, if no value tells how that op went."""
 
     @property
     def is_over(self) -> bool:
@@ -58,18 +60,21 @@ class JSONProgram:
         refs = {op.ref for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read)}
         if END in refs:
             raise HTTPError(400, f"the ref {END} is reserved; use smaller numbers", param="ops")
-        # no value will tell how the ops since the last one with a value went
-        is_untold = not refs and (self._is_untold or bool(body.ops))
-        ops = body.ops
-        if body.last and is_untold and not (self._is_last or self._missing):
-            ops, refs = (*ops, wire.Read(0, END)), {END}
+        ops, untold = body.ops, self._untold
+        for op in ops:
+            if isinstance(op, wire.Gen | wire.Select | wire.Read | wire.Results):
+                untold = None
+            elif untold is None or not isinstance(op, wire.Drop):  # a dropped state tells nothing of those before it
+                untold = op.state
+        if body.last and untold is not None and not self._is_last:
+            ops, refs = (*ops, wire.Read(untold, END)), refs | {END}
         data = wire.encode(wire.Submit(NUMBER, self._n_sent, ops, body.last, body.name, limits))
         if len(data) > self._max_message:
             text = f"the ops take {len(data)} bytes; at most {self._max_message} are allowed. Use several requests"
             raise HTTPError(413, text, param="ops")
         self._n_sent += 1
         self._is_last = self._is_last or body.last
-        self._is_untold = is_untold
+        self._untold = untold
         self._missing |= refs
         return data
 

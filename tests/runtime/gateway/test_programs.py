@@ -354,6 +354,27 @@ def test_ops_without_values_may_fail_before_the_last_request(url: str) -> None:
         assert [name for name, _ in stream] == ["failed", "end"]
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_an_op_without_a_value_may_fail_after_a_gen(url: str, is_last: bool) -> None:
+    gen, bad = begin(last=False)["ops"], [{"t": "append", "state": 0, "parts": [{"t": "end"}]}]
+    with post(url, {"ops": gen + bad, "last": is_last}) as response:
+        stream = events(response)
+        session = next(stream)[1]["id"]
+        if not is_last:
+            post(url, {"ops": []}, f"/{session}").close()
+        assert [name for name, _ in stream if name != "delta"] == ["value", "failed", "end"]
+
+
+def test_an_op_without_a_value_may_fail_in_a_branch(url: str) -> None:
+    ops = [
+        {"t": "fork", "state": 0, "children": [1, 2]},
+        {"t": "append", "state": 1, "parts": [{"t": "end"}]},
+        {"t": "drop", "state": 2},
+    ]
+    with post(url, {"ops": ops}) as response:
+        assert [name for name, _ in events(response)] == ["program", "failed", "end"]
+
+
 def test_most_ops_of_a_request_leave_room_for_another() -> None:
     def body(n: int) -> bytes:
         return json.dumps({"ops": [{"t": "drop", "state": 0}] * n}).encode()
