@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Self, overload
 
 import msgspec
 from msgspec.structs import replace
@@ -45,7 +45,7 @@ def compile(program: AsyncProgram[Args, R]) -> AsyncCompiled[Args, R]: ...
 def compile(program: Program[Args, R]) -> Compiled[Args, R]: ...
 def compile(program: Program[Args, R]) -> Compiled[Args, R]:
     """Compile a program to templates. The backend gets each template once; a run then sends only its str, int and float
-    arguments, as text.
+    arguments, as text. Of a method, compile that of an object: `compile(x.method)`.
 
     The first run records the body several times, also with unusual arguments. If the body inspects an argument
     (compares, measures or splits it), each value of this argument gets a template of its own. If the body reads a
@@ -93,6 +93,15 @@ class Compiled(Program[Args, R_co]):
         """Argument name -> why each of its values needs a template of its own."""
         self._unsupported = ""
         """Why the body runs every time; "" if templates can be used."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        if instance is None:
+            return self
+        # Templates are those of one object, because the body may read its attributes.
+        raise BadProgram(
+            f"the method {self.name} is compiled in its class, so each access would compile it again; make it a "
+            f"@function, and keep compile(x.{self.name}) for an object x"
+        )
 
     def explain(self) -> str:
         """Describe each template and the arguments that its runs send, or say why the body runs every time."""

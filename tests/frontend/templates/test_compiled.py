@@ -672,6 +672,18 @@ def test_bound_method_can_be_compiled() -> None:
     assert backend.n_defined == 1
 
 
+def test_method_that_is_compiled_in_its_class_is_refused() -> None:
+    class Tutor:
+        @compile
+        @bn.function
+        def greet(self, s: bn.State, who: str) -> None:
+            s += f"Hello {who}: " + bn.gen("a")
+
+    assert isinstance(Tutor.greet, Compiled)
+    with pytest.raises(bn.BadProgram, match=r"keep compile\(x.greet\)"):
+        Tutor().greet.run("Bob", backend=TemplateMock())
+
+
 class Colour(enum.Enum):
     RED = 1
 
