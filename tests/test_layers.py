@@ -75,7 +75,7 @@ RULES = {
     # Loaded when a type needs pydantic.
     "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
     # Loaded when a value is validated.
-    "banyan.lang.schema_check": Rule(PUBLIC, ("jsonschema", "jsonschema_specifications", "msgspec")),
+    "banyan.lang.schema_check": Rule(PUBLIC, ("jsonschema", "jsonschema_specifications", "msgspec", "referencing")),
     # Loaded when a progress bar is requested.
     "banyan.execution.progress": Rule((*PUBLIC, "banyan.views.notebook"), ("rich",)),
     "banyan.__main__": Rule(("banyan.cli.main",)),
@@ -163,6 +163,9 @@ EXCEPTIONS = {
     },
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer returns the transformers tokenizer"},
     "banyan.backends.openai.backend": {"openai": "an extra, loaded when the backend is created"},
+    "banyan.backends.openai.format": {
+        "banyan.lang.schema_check": "the references of a schema are checked before a request is sent"
+    },
     "banyan.backends.openai.bounds": {"openai": "an extra, loaded when the backend is created"},
     "banyan.tools.mcp": {"mcp": "an extra, loaded by bn.mcp"},
     "banyan.cli.kernels": {

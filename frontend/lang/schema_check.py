@@ -51,6 +51,28 @@ def check_patterns(schema: str) -> None:
             ) from e
 
 
+@lru_cache(64)
+def check_references(schema: str) -> None:
+    """BadProgram: a reference of a schema leads nowhere, so no output could be checked against it. schema: its text."""
+    if '"$ref"' not in schema:
+        return
+    import jsonschema_specifications
+    import referencing
+    from referencing.jsonschema import DRAFT202012
+
+    root = referencing.Resource.from_contents(json.loads(schema), default_specification=DRAFT202012)
+    left = [(root, jsonschema_specifications.REGISTRY.resolver_with_root(root))]
+    while left:
+        part, resolver = left.pop()
+        ref = part.contents.get("$ref") if isinstance(part.contents, dict) else None
+        try:
+            if isinstance(ref, str):
+                resolver.lookup(ref)
+        except referencing.exceptions.Unresolvable as e:
+            raise BadProgram(f"the JSON schema's reference {ref!r:.200} leads nowhere; is it misspelled?") from e
+        left += ((below, resolver.in_subresource(below)) for below in part.subresources())
+
+
 class Checked:
     """A parser for the output of a gen with a JSON schema. Called with a text, it returns the parsed value. ValueError:
     the value is not valid for the schema; the message says why."""

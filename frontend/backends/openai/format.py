@@ -13,6 +13,7 @@ import msgspec
 
 from banyan.backends.job import CallTurn, Job, Output, Piece, ToolResults, changed
 from banyan.lang.images import message_part
+from banyan.lang.schema_check import check_references
 from banyan.runtime.errors import Unsupported
 from banyan.runtime.protocol import wire
 
@@ -107,6 +108,7 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     if (constraint := sampling.constraint) is not None:
         if constraint.after:
             refuse(constraint.kind, kind)
+        check_references(constraint.text)  # the output is checked, and the API may not refuse such a schema
         request["response_format"] = _schema("output", msgspec.json.decode(constraint.text))
     if job.op.tools is not None:
         request["tools"] = [msgspec.json.decode(spec) for spec in job.op.tools.specs]

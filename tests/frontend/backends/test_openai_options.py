@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -167,6 +168,34 @@ def test_output_is_checked_against_its_schema(serve: Any, fake: ModuleType, sche
         program.run(0, backend=replay).value("a")
     assert program.run(1, backend=replay).value("a") == {"n": 6}
     assert program.run(0, backend=bn.Mock('{"n": "six"}')).value("a") == {"n": "six"}, "as the script says"
+
+
+BELOW = {"$id": "https://a.example/below", "$defs": {"n": {"$anchor": "n"}}, "properties": {"n": {"$ref": "#n"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "ref"),
+    [
+        ({"$ref": "#/$defs/m", "$defs": {"n": {}}}, "#/$defs/m"),
+        ({"properties": {"n": {"items": {"$ref": "other.json"}}}}, "other.json"),
+        ({"properties": {"n": {"$ref": "#n"}}, "$defs": {"below": BELOW}}, "#n"),
+        ({"$ref": "#/$defs/n", "$defs": {"n": {}}}, ""),
+        ({"$ref": "https://a.example/below#n", "$defs": {"below": BELOW}}, ""),
+        ({"anyOf": [{"$ref": "https://json-schema.org/draft/2020-12/schema"}, {"const": {"$ref": "x"}}]}, ""),
+    ],
+)
+def test_a_schema_with_a_reference_to_nothing_costs_no_request(
+    serve: Any, fake: ModuleType, schema: Any, ref: str
+) -> None:
+    api, backend = serve(lambda path, body: fake.chat('{"n": true}'))
+    gen = bn.user("?") + bn.assistant(bn.gen("a", json_schema=schema, retries=1))
+    state = bn.function(lambda s: s.__iadd__(gen)).run(backend=backend)
+    if ref:
+        with pytest.raises(bn.BadProgram, match=f"reference {re.escape(repr(ref))} leads nowhere"):
+            state.value("a")
+    else:
+        assert state.value("a") == {"n": True}
+    assert len(api.bodies) == (not ref)
 
 
 # ---- failures ------------------------------------------------------------------------------------------------------
