@@ -16,9 +16,10 @@ ASYNC_BODY: ContextVar[tuple[AbstractEventLoop, str] | None] = ContextVar("banya
 """The event loop and the name of the `async def` program whose body runs here; None: no such body."""
 
 
-def refuse_to_block(what: str, program: str = "") -> None:
+def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> None:
     """Called before this thread waits for `what`, a value of the `def` program named `program`. BadProgram: the thread
-    runs the event loop of an `async def` program whose body waits here, so all tasks of the loop would wait."""
+    runs the event loop of an `async def` program whose body waits here, so all tasks of the loop would wait. method:
+    what to await instead."""
     if (body := ASYNC_BODY.get()) is None:
         return
     from asyncio import get_running_loop  # lazily: it takes longer to import than the rest of the package
@@ -27,7 +28,7 @@ def refuse_to_block(what: str, program: str = "") -> None:
         if get_running_loop() is body[0]:
             raise BadProgram(
                 f"{what} is not known yet, and waiting for it would block the event loop of {body[1]}, an `async def`; "
-                f"write `await {program or 'prog'}.run_async(...)`, or on a thread `await asyncio.to_thread(...)`",
+                f"write `await {program or 'prog'}.{method}(...)`, or on a thread `await asyncio.to_thread(...)`",
                 program=program,
                 line=source_line(),
             )

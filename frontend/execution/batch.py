@@ -11,6 +11,7 @@ from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from banyan.execution.async_body import refuse_to_block
 from banyan.execution.program_run import ProgramRun, unread_error
 from banyan.execution.run_limits import GRACE, Limits
 from banyan.lang.state import State
@@ -82,7 +83,9 @@ class BatchRun:
         return states
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
-        """Yields finished states; if `ordered`, in the order of items. Closing the iterator stops the other runs."""
+        """Yields finished states; if `ordered`, in the order of items. Closing the iterator stops the other runs.
+        BadProgram: this would block the event loop of an `async def` program."""
+        refuse_to_block("the end of the batch", method="run_batch_async")
         with closing(self), self._plan.bar as self._bar:
             self._limits = self._plan.limits()
             self._start_thread(self._start_workers, "banyan-batch")

@@ -18,6 +18,8 @@ from banyan.views.state_views import page, text_so_far
 from banyan.views.transcript import Renderer, messages
 
 if TYPE_CHECKING:
+    from banyan.runtime.future import ValueFuture
+    from banyan.runtime.protocol import wire
     from banyan.views.run_page import Page
 
 C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
@@ -179,11 +181,18 @@ class State(StateBase):
         return page(self._record, self._handle.number, path)
 
     def _settle(self) -> None:
-        """Wait for all gens of this state and its branches. Errors are ignored."""
+        """Wait for all gens of this state and its branches. Errors of the run are ignored."""
+        if self._is_running_view:
+            refuse_to_block("the end of the body", self._record.name)
+        unknown: list[ValueFuture[wire.Value]] = []
         with suppress(Exception):  # the body raised, or a message was never sent and its values will never be known
             self._await_body()
             self._record.flush()
-            for future in self._futures():
+            unknown += (future for future in self._futures() if not future.done())
+        if unknown:
+            refuse_to_block("an output", self._record.name)
+        with suppress(Exception):
+            for future in unknown:
                 future.exception()  # waits
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:

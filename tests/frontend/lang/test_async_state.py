@@ -392,6 +392,11 @@ READS: list[Callable[[], Any]] = [
     lambda: halves(use_thread=False),
     lambda: first_half(),
     lambda: list(halves.run(stream=True).text_iter()),
+    lambda: halves().show(),
+    lambda: halves().usage,
+    lambda: halves.run(stream=True).timeline(),
+    lambda: halves.run_batch([(), ()]),
+    lambda: next(halves.run_batch([(), ()], generator_style=True)),
 ]
 
 
@@ -402,7 +407,7 @@ def test_reading_a_def_program_never_blocks_the_loop_of_an_async_def(
     @bn.function
     async def outer(s: bn.AsyncState) -> None:
         with pytest.raises(
-            bn.BadProgram, match=r"not known yet, .* block the event loop of outer.*run_async"
+            bn.BadProgram, match=r"not known yet, .* block the event loop of outer.*run_(batch_)?async"
         ) as raised:
             read()
         assert "test_async_state.py:" in str(raised.value)
