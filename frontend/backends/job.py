@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from msgspec.structs import replace
 
@@ -60,8 +60,8 @@ class LocalPrompt(Prompt):
         self.n_inherited = 0
         self._text, self._n_rendered = "", 0  # the first pieces as text, and their number
 
-    def copy(self) -> LocalPrompt:
-        copied = LocalPrompt(self._chat, self._program)
+    def copy(self) -> Self:
+        copied = type(self)(self._chat, self._program)
         copied.pieces, copied.role, copied.n_inherited = self.pieces.copy(), self.role, len(self.pieces)
         copied._text, copied._n_rendered = self._text, self._n_rendered
         return copied

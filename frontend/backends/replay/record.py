@@ -18,11 +18,12 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from banyan.backends.base import Backend, OpenProgram, Question, enforces_schemas
-from banyan.backends.job import CallTurn, LocalPrompt, LocalReader, Output, ToolResults
+from banyan.backends.job import CallTurn, LocalReader, Output, ToolResults
 from banyan.backends.replay.recording_file import (
     OF_MODEL,
     VERSION,
     Digest,
+    DigestedPrompt,
     Failure,
     Header,
     TapeEntry,
@@ -174,7 +175,7 @@ class _RecordedAttempt(Attempt):
     """An attempt in the executor that computes the prompts (see _RecordedProgram). The answer of the recorded backend
     finishes it."""
 
-    prompt: LocalPrompt
+    prompt: DigestedPrompt
 
     def __init__(self, program: _RecordedProgram, generation: Generation, done: Done) -> None:
         super().__init__(generation.op, generation.prompt, generation.round, done)
@@ -255,8 +256,8 @@ class _RecordedProgram(LocalReader, ProgramObserver):
 
     # ---- what the executor calls -----------------------------------------------------------------------------------
 
-    def prompt(self, program: Executor) -> LocalPrompt:
-        return LocalPrompt(self._chat, self._name)
+    def prompt(self, program: Executor) -> DigestedPrompt:
+        return DigestedPrompt(self._chat, self._name)
 
     def attempt(self, program: Executor, generation: Generation, done: Done) -> _RecordedAttempt:
         return _RecordedAttempt(self, generation, done)
@@ -267,12 +268,11 @@ class _RecordedProgram(LocalReader, ProgramObserver):
         the attempt is known."""
         op, question = attempt.op, self._questions[attempt.op.ref]
         with self._lock:
-            digest, after, parts = Digest(), "", list[Text]()
-            for piece in attempt.prompt.pieces:
-                digest.put(piece)
-                if isinstance(piece, Output) and (before := self._keys.get(digest.hexdigest())) is not None:
-                    after, parts = before, []
-                    continue
+            digest = attempt.prompt.digest()
+            known = ((n, self._keys[one]) for n, one in reversed(attempt.prompt.outputs) if one in self._keys)
+            n_known, after = next(known, (0, ""))
+            parts: list[Text] = []
+            for piece in attempt.prompt.pieces[n_known:]:
                 part = piece.text if isinstance(piece, Output) else piece
                 if parts and isinstance(part, str) and isinstance(parts[-1], str):
                     parts[-1] += part

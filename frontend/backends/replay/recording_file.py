@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from banyan.backends.job import CallTurn, Output, Piece, ToolResults
+from banyan.backends.job import CallTurn, LocalPrompt, Output, Piece, ToolResults
 from banyan.runtime.errors import ConfigError
+from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 
 VERSION = 1
@@ -107,12 +108,15 @@ class Digest:
                 data = f"\0answers {[text for _, text in texts]!r}"
         self._hash.update(data.encode(errors="surrogatepass"))
 
+    def copy(self) -> Digest:
+        return Digest(self._hash.copy())
+
     def hexdigest(self) -> str:
         return str(self._hash.hexdigest())
 
     def after(self, text: str) -> str:
         """The hexdigest of this prompt followed by `text`."""
-        digest = Digest(self._hash.copy())
+        digest = self.copy()
         digest.put(text)
         return digest.hexdigest()
 
@@ -123,6 +127,31 @@ class Digest:
             b"\0asked " + msgspec.json.encode(msgspec.to_builtins(asked, str_keys=True), order="deterministic")
         )
         return str(hashed.hexdigest())
+
+
+class DigestedPrompt(LocalPrompt):
+    """A prompt that keeps its digest, so that a gen adds only the pieces that are new since the last one. outputs: the
+    number of pieces up to each Output, and the digest there, of the pieces that `digest` has seen."""
+
+    def __init__(self, chat: wire.ChatMarkers | None, program: str) -> None:
+        super().__init__(chat, program)
+        self.outputs: PieceList[tuple[int, str]] = PieceList()
+        self._digest, self._n_digested = Digest(), 0
+
+    def copy(self) -> Self:
+        copied = super().copy()
+        copied.outputs = self.outputs.copy()
+        copied._digest, copied._n_digested = self._digest.copy(), self._n_digested
+        return copied
+
+    def digest(self) -> Digest:
+        """The digest of all pieces."""
+        for piece in self.pieces[self._n_digested :]:
+            self._digest.put(piece)
+            self._n_digested += 1
+            if isinstance(piece, Output):
+                self.outputs.append((self._n_digested, self._digest.hexdigest()))
+        return self._digest.copy()
 
 
 def asked_of(op: wire.Gen | wire.Select) -> Asked:

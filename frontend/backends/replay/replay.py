@@ -15,9 +15,10 @@ from typing import Any
 from banyan.backends.base import Question
 from banyan.backends.job import CallTurn, Job, LocalPrompt, Output, Piece, ToolResults, n_common
 from banyan.backends.local import LocalProgram
-from banyan.backends.replay.recording_file import OF_MODEL, Asked, Digest, TapeEntry, asked_of, read
+from banyan.backends.replay.recording_file import OF_MODEL, Asked, DigestedPrompt, TapeEntry, asked_of, read
 from banyan.execution.clock import clock
 from banyan.runtime.errors import Cancelled, ReplayMismatch, from_code
+from banyan.runtime.executor.executor import Executor
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
@@ -72,10 +73,9 @@ class Replay:
 
     def start(self, job: Job) -> None:
         """Answer a gen or select; called by programs."""
-        digest = Digest()
-        for piece in job.prompt.pieces:
-            digest.put(piece)
-        key = digest.key(asked_of(job.op))
+        assert isinstance(job.prompt, DigestedPrompt)
+        assert isinstance(job.owner, _ReplayedProgram)
+        key = job.prompt.digest().key(asked_of(job.op))
         with self._lock:
             left = self._left.get(key, [])
             found = next((one for one in left if one[1].state == job.state), left[0] if left else None)
@@ -83,7 +83,6 @@ class Replay:
                 left.remove(found)
         if found is None:
             raise self._mismatch(job, key)
-        assert isinstance(job.owner, _ReplayedProgram)
         job.owner.answer(found[0], job, found[1])
 
     # ---- mismatches ------------------------------------------------------------------------------------------------
@@ -138,6 +137,9 @@ class _ReplayedProgram(LocalProgram):
         super().__init__(replay, name)
         self._answers: list[tuple[int, Job, TapeEntry]] = []  # a heap
         self._is_answering = False
+
+    def prompt(self, program: Executor) -> DigestedPrompt:
+        return DigestedPrompt(self._backend.welcome.chat, self.name)
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         with self._answering():

@@ -20,6 +20,7 @@ from tiny_images import png
 
 import banyan as bn
 from banyan.backends.replay.record import _RecordedProgram
+from banyan.backends.replay.recording_file import Digest
 from banyan.runtime.errors import Unsupported
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
@@ -112,6 +113,28 @@ def test_batch_is_replayed_in_any_order(path: Path) -> None:
     assert [s.text() for s in conversation.run_batch(topics, backend=bn.Replay(path))] == first
     backwards = conversation.run_batch(topics[::-1], backend=bn.Replay(path), num_threads=3)
     assert [s.text() for s in backwards] == first[::-1]
+
+
+def test_each_piece_of_a_prompt_is_digested_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @bn.function
+    def long(s: bn.State, n: int) -> None:
+        for i in range(n):
+            s += bn.user(f"{i}?") + bn.assistant(bn.gen("a"))
+            assert s["a"] == "yes"
+
+    n_put = 0
+    put = Digest.put
+
+    def counted(digest: Digest, part: Any) -> None:
+        nonlocal n_put
+        n_put += 1
+        put(digest, part)
+
+    monkeypatch.setattr(Digest, "put", counted)
+    with bn.Record(bn.Mock("yes"), path) as recorder:
+        long.run(50, backend=recorder)
+    long.run(50, backend=bn.Replay(path))
+    assert n_put <= 50 * (6 + 1 + 6), "six pieces of a turn; the recorder also digests each output when it is known"
 
 
 def test_shared_prompt_is_stored_once(path: Path) -> None:
