@@ -124,11 +124,23 @@ class Ranking(BranchChoice[P]):
         self.scores: dict[int, Any] = {}
 
     def winners(self, k: int) -> list[P]:
-        """The best `k` branches, the best first; fewer if fewer have a score. Scores of nan rank last."""
+        """The best `k` branches, the best first; fewer if fewer have a score. Scores of nan rank last. BadProgram: the
+        scores are texts of numbers, which their characters would put in another order."""
+        texts = sorted(x for x in self.scores.values() if isinstance(x, str))
+        if texts and texts != _by_number(texts):
+            raise BadProgram(f"the key returned texts of numbers, and {texts[-1]!r} would be the greatest; use float()")
         scored = [(i, self.scores[i]) for i in sorted(self.scores)]
         order = sorted((i for i, x in scored if x == x), key=self.scores.__getitem__, reverse=True)
         order += (i for i, x in scored if x != x)
         return self._keep(order[:k], 1)
+
+
+def _by_number(texts: list[str]) -> list[str]:
+    """The texts in the order of the numbers that they are; as they are if one of them is none."""
+    try:
+        return sorted(texts, key=float)
+    except ValueError:
+        return texts
 
 
 class Race(BranchChoice[P]):

@@ -54,6 +54,23 @@ def test_best_keeps_one_branch_and_drops_the_others(run: Any, echo: Any, branche
     run(body, mock)
 
 
+@pytest.mark.parametrize(
+    ("texts", "best"), [(("9", "10"), None), (("-1", "-2"), None), (("1", "9", "9.0"), 2), (("9", "10", "x"), 2)]
+)
+def test_scores_that_are_numbers_in_text_are_never_ranked_by_characters(
+    run: Any, echo: Any, branches: Any, texts: tuple[str, ...], best: int | None
+) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, *texts)
+        if best is None:
+            with pytest.raises(bn.BadProgram, match=r"texts of numbers, .* use float\(\)"):
+                forks.best(lambda branch: branch["a"])
+        else:
+            assert forks.best(lambda branch: branch["a"]) is forks[best]
+
+    run(body, bn.Mock(echo))
+
+
 def test_best_takes_the_first_of_equal_branches(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "3", "9", "9")
