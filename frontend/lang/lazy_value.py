@@ -85,7 +85,10 @@ class LazyValue(Expr):
             )
         return self is other
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:  # for a set or dict of texts, which would lack it whatever the text is
+        raise errors.BadProgram(
+            f"s.ref({self.name!r}) in a set, or as a key: the text may not be known yet; s[{self.name!r}] waits for it"
+        )
 
     def __repr__(self) -> str:
         return f"<Ref {self.name or self.number} of program {self.record.name}{fstring.MARK}>"

@@ -46,7 +46,8 @@ class RecordedTemplate:
         parents = {child: fork.state for fork in forks for child in fork.children}
         self._parents = [parents[child] for child in sorted(parents)]  # parents of states 1, 2, ...
         self._gen_paths, self._end_path = _seed_paths(self.shape.ops)
-        self._refs = sorted(set(_lazy_values(self._state, self._value)), key=lambda ref: ref.number)
+        refs = {ref.number: ref for ref in _lazy_values(self._state, self._value)}
+        self._refs = [refs[number] for number in sorted(refs)]
         self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
 
     @property
@@ -71,9 +72,9 @@ class RecordedTemplate:
         for parent in self._parents:
             handles.append(record.new_handle(handles[parent]))
         first_ref = record.new_refs(shape.n_refs)
-        new: dict[Any, Any] = {recorded: state, None: None}
+        new: dict[int, Any] = {id(recorded): state, id(None): None}
         for ref in self._refs:
-            new[ref] = ref.copy_to(record, handles[ref.state], new[ref.previous], first_ref + ref.number)
+            new[id(ref)] = ref.copy_to(record, handles[ref.state], new[id(ref.previous)], first_ref + ref.number)
         if record.counters:
             for op in shape.ops:  # not self._refs, which lacks the gens of branches that are not joined
                 if isinstance(op, wire.Gen | wire.Select):
@@ -154,8 +155,8 @@ def _check_value(value: Any, state: StateBase) -> None:
 
 def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any]:
     """The return value and the variables, in a form that can be compared between recordings."""
-    new: dict[Any, Any] = {state: "its state"}
-    new |= {ref: ("value", ref.number) for ref in _lazy_values(state, value)}
+    new: dict[int, Any] = {id(state): "its state"}
+    new |= {id(ref): ("value", ref.number) for ref in _lazy_values(state, value)}
     return [
         _replaced(value, new, arguments),
         {name: _replaced(one, new, arguments) for name, one in state._values.items()},
@@ -197,16 +198,16 @@ def _lazy_values(state: StateBase, value: Any) -> Iterator[LazyValue]:
             found.append(ref.previous)
 
 
-def _replaced(value: Any, new: Mapping[Any, Any], arguments: Sequence[Any]) -> Any:
+def _replaced(value: Any, new: Mapping[int, Any], arguments: Sequence[Any]) -> Any:
     """Returns `value` for a new run: an argument slot becomes the item of `arguments` at its index; a lazy value or a
-    state of the recording becomes its entry in `new`. Other values stay."""
+    state of the recording becomes the entry of its id in `new`. Other values stay."""
     if isinstance(value, ArgumentSlot):
         return arguments[value.i]
     if isinstance(value, JoinedValues):
         return JoinedValues([_replaced(one, new, arguments) for one in value.values], value.collects)
     if isinstance(value, ReasoningText):
-        return ReasoningText(new[value.ref])
-    return new[value] if isinstance(value, LazyValue | StateBase) else value
+        return ReasoningText(new[id(value.ref)])
+    return new[id(value)] if isinstance(value, LazyValue | StateBase) else value
 
 
 def _renumbered(refs: list[Any], by: int) -> list[Any]:

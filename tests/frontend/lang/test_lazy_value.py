@@ -43,7 +43,10 @@ def test_conditions_on_a_text_that_may_not_be_known_are_refused() -> None:
         s += "prompt" + bn.gen("x")
         ref = s.ref("x")
         assert ref in [s, ref]
-        for condition in (lambda: ref == "7", lambda: ref != 7, lambda: ref in ("7", "8")):
+        for condition in (
+            lambda: ref == "7", lambda: ref != 7, lambda: ref in ("7", "8"),
+            lambda: ref in {"7", "8"}, lambda: {"7": 1}.get(ref), lambda: {ref: 1},  # type: ignore[call-overload]
+        ):  # fmt: skip
             with pytest.raises(bn.BadProgram, match=r"s\['x'\] waits for it"):
                 condition()
 
