@@ -779,8 +779,9 @@ class Group(Generic[S]):
         """Merge the branches into their parent. Does not wait for them.
 
         gather_variable: each variable that the parent lacks becomes a list with the value of each branch, or None if a
-        branch lacks it. If a branch failed, reading the variable and `sync()` raise a ForkError; with
-        on_error="collect", the list contains that error instead.
+        branch lacks it. A variable that the parent has stays as it is, with a warning if a branch has another value. If
+        a branch failed, reading the variable and `sync()` raise a ForkError; with on_error="collect", the list contains
+        that error instead.
         concat (SGLang: concate_and_append): the parent appends the text that each branch added since the fork, in
         order. Nothing more can be appended to the branches. If a branch failed, the parent fails.
         """
@@ -806,10 +807,18 @@ class Group(Generic[S]):
     def _gather(self, on_error: OnError) -> None:
         parent = self._parent
         names = dict.fromkeys(name for branch in self._states for name in branch._values)  # in order of appearance
+        kept: list[str] = []
         for name in names:
+            values = [branch._values.get(name) for branch in self._states]
             if name not in parent._values:
-                values = [branch._values.get(name) for branch in self._states]
                 parent._set(name, JoinedValues(values, on_error == "collect"))
+            elif not _is_known(values, parent._values[name]):
+                kept.append(name)
+        if kept:
+            warn(
+                f"join: the parent does not get the branches' values of {', '.join(map(repr, kept))}, because it has a "
+                "variable of this name; use another name, or read branches[i]"
+            )
 
     def _concatenate(self) -> None:
         parent = self._parent
@@ -828,6 +837,12 @@ class Group(Generic[S]):
             branch._closed = "was appended to its parent"
         if self._states:
             parent._record.add(wire.Join(parent._handle.number, tuple(one._handle.number for one in self._states)))
+
+
+def _is_known(values: list[Any], value: Any) -> bool:
+    """Whether the values of branches are that of their parent, which they inherited or which was joined from them."""
+    known = value.values if isinstance(value, JoinedValues) else ()
+    return all(one is value for one in values) or [*map(id, values)] == [*map(id, known)]
 
 
 def check_on_error(on_error: object) -> None:
