@@ -50,8 +50,8 @@ class Quota:
         if usage.n_programs > self.limits.max_programs:
             raise Overloaded(
                 f"this client already has {usage.n_programs - 1} programs at once, the most that it may have; "
-                "wait for some of them, drop the states of finished runs, which count too (run_batch keeps none with "
-                "generator_style or checkpoint), or raise `max_programs`"
+                "wait for some of them, drop the states of finished runs, which count too (run_batch keeps none with a "
+                "checkpoint, and with generator_style those that it has not yielded yet), or raise `max_programs`"
             )
 
     def forget(self, program: RunningProgram) -> None:
