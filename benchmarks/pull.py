@@ -79,13 +79,13 @@ class Side:
         with closing(self.cache.open(ids)) as lease:
             assert lease.grow(len(ids) // 4)
             for pool in self.store._pools:
-                pool[lease.pages] = torch.randn((len(lease.pages), *pool.shape[1:]), generator=generator)
+                pool[list(lease.pages)] = torch.randn((len(lease.pages), *pool.shape[1:]), generator=generator)
             lease.publish(ids)
 
     def content(self, ids: bytes) -> list[torch.Tensor]:
         with closing(self.cache.open(ids)) as lease:
             assert lease.n_cached == len(ids) // 4
-            return [pool[lease.pages].clone() for pool in self.store._pools]
+            return [pool[list(lease.pages)].clone() for pool in self.store._pools]
 
     def answer(self, command: Any) -> Any:
         """Carry out a command. Returns its report, and the CPU seconds that this process took."""

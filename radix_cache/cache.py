@@ -26,7 +26,8 @@ Not thread-safe: one loop owns a cache. The cache has no clock; ages are the ord
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from array import array
+from collections.abc import Hashable, Sequence
 
 from banyan.radix_cache.events import CacheEvents
 from banyan.radix_cache.hints import KVHint, KVHints
@@ -51,7 +52,7 @@ class Lease:
     def __init__(self, cache: Cache, ids: bytes, namespace: bytes, node: Node, priority: int, owner: Hashable) -> None:
         self.cache = cache
         self.is_open = True
-        self.pages: list[int] = []  # read-only for callers; in order of slots
+        self.pages = array("i")  # read-only for callers; in order of slots
         self.n_cached = 0  # tokens that `open` found in the tree; token n_cached is the first to compute
         self.n_host = 0  # how many of the n_cached tokens were in host memory
         self.n_matched = 0  # tokens that the tree has; more than n_cached if, say, a recurrent state is missing
@@ -121,7 +122,8 @@ class Lease:
         if self.window is not None and not self.window.grow(n_slots, self._n_computed):
             self.cache._give_back(pages)
             return False
-        self.pages += pages
+        if pages:  # rarely
+            self.pages.extend(pages)
         return True
 
     def shrink(self, n_slots: int) -> None:
@@ -198,7 +200,7 @@ class Lease:
         if tree.policy.share < 1.0:
             tree.limit_protected()
         cache.leases.pop(self, None)
-        self.pages = []
+        self.pages = array("i")
         self._copies = []
 
     def _must_be_open(self) -> None:
@@ -311,7 +313,7 @@ class Cache:
             if claimed:
                 lease._source = source
                 lease._copies = [(source.pages[0], claimed[0], n_rest)]
-                lease.pages += claimed
+                lease.pages.extend(claimed)
             else:
                 tree.unlock(source, node)
                 n -= n_rest
@@ -426,7 +428,7 @@ class Cache:
         self._n_leased += n
         return self.pool.take(n)
 
-    def _give_back(self, pages: list[int]) -> None:
+    def _give_back(self, pages: Sequence[int]) -> None:
         self._n_leased -= len(pages)
         self.pool.give(pages)
 
@@ -477,13 +479,13 @@ class Cache:
         return n == self.n_pages
 
 
-def _pages(node: Node) -> list[int]:
+def _pages(node: Node) -> array[int]:
     """The pages from the root to the end of a node. A loop, because a generator makes `open` a tenth slower."""
     path = [node.pages]
     while node.parent:
         node = node.parent
         path.append(node.pages)
-    pages: list[int] = []
+    pages = array("i")
     for some in reversed(path):
-        pages += some
+        pages.extend(some)
     return pages

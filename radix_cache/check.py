@@ -55,7 +55,7 @@ def _name(node: Node) -> str:
 
 def private(lease: Lease) -> list[int]:
     """The pages of a lease that do not belong to the tree."""
-    return lease.pages[len(lease.pages) - lease.n_private :]
+    return list(lease.pages[len(lease.pages) - lease.n_private :])
 
 
 def locked_nodes(lease: Lease) -> set[Node]:
@@ -267,7 +267,7 @@ def check_lease(lease: Lease) -> None:
     _must(isinstance(root, Root) and root.namespace == lease._namespace, "a lease is in another namespace than its own")
     _must(lease.is_open, "a closed lease is listed as open")
     _must(lease._ids.startswith(end.path), "a lease locks a path of other tokens than its own")
-    _must(lease.pages[: len(pages)] == pages, "a lease reads other pages than the tree has for its tokens")
+    _must(list(lease.pages[: len(pages)]) == pages, "a lease reads other pages than the tree has for its tokens")
     _must(end.end <= lease._n_computed <= lease.n_slots, "a lease has computed more tokens than it has room for")
     if source is not None:
         first = next((node for node in upward(source) if node.parent is end), None)

@@ -11,6 +11,7 @@ a violation is a bug to find, not something to live with.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from contextlib import suppress
 
@@ -40,7 +41,7 @@ def quarantine(cache: Cache) -> list[Lease]:
     kept = {lease: None for lease in cache.leases if _is_sound(lease, known, leased[lease], certain)}
     ended = [lease for lease in cache.leases if lease not in kept]
     for lease in ended:
-        lease.is_open, lease.pages, lease._copies, lease._source = False, [], [], None
+        lease.is_open, lease.pages, lease._copies, lease._source = False, array("i"), [], None
         lease.state, lease.states, lease.window = -1, {}, None
     cache.leases = kept
     if cache.states is not None:

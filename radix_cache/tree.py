@@ -22,7 +22,9 @@ Rules (`check` asserts them):
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Protocol
 
@@ -53,7 +55,7 @@ class PagePool:
         del free[n_left:]
         return taken
 
-    def give(self, pages: list[int]) -> None:
+    def give(self, pages: Iterable[int]) -> None:
         """Puts pages back on the stack of free pages."""
         self.free += pages
 
@@ -330,7 +332,7 @@ class Tree:
         self.n_nodes += 1
         return upper
 
-    def insert(self, node: Node, ids: bytes, pages: list[int], priority: int = 0) -> tuple[Node, list[int]]:
+    def insert(self, node: Node, ids: bytes, pages: array[int], priority: int = 0) -> tuple[Node, list[int]]:
         """Stores the tokens of `ids` that follow the path of `node`. Returns the node in which these tokens end, and
         the pages of the lease that are no longer needed.
 
@@ -371,19 +373,19 @@ class Tree:
             self.lock(child, node)
             first_page, last_page = o // width, (o + n) // width
             if child.pages:
-                duplicates = pages[max(first_page, own) : last_page]
+                duplicates = list(pages[max(first_page, own) : last_page])
                 spare = spare + duplicates if spare else duplicates  # mostly avoids a copy
-                pages[first_page:last_page] = child.pages
+                pages[first_page:last_page] = array("i", child.pages)
             else:
                 assert self.second_tier is not None
-                self.second_tier.adopt(child, pages[first_page:last_page])
+                self.second_tier.adopt(child, list(pages[first_page:last_page]))
             node, o = child, o + n
         if o == end:
             return node, spare
         if node.n_locks == 1 and not node.children and node.parent and not node.n_holds:
             self._extend(node, ids, pages)
         elif end - o >= width or not _has_prefix(node.order, ids[o:end]):
-            node = self._add(node, ids[o:end], pages[o // width : -(-end // width)], priority)
+            node = self._add(node, ids[o:end], list(pages[o // width : -(-end // width)]), priority)
         return node, spare
 
     def _add(self, parent: Node, key: bytes, pages: list[int], priority: int) -> Node:
@@ -399,7 +401,7 @@ class Tree:
         self._link_child(parent, node)
         self.n_nodes += 1
 
-    def _extend(self, node: Node, ids: bytes, pages: list[int]) -> None:
+    def _extend(self, node: Node, ids: bytes, pages: array[int]) -> None:
         """Extends the leaf that a lease writes to, up to the end of `ids`."""
         parent, old = node.parent, node.key
         assert parent is not None

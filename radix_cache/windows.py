@@ -14,6 +14,8 @@ unused first, and pages that hints hold last. A node that is evicted loses its p
 
 from __future__ import annotations
 
+from array import array
+
 from banyan.radix_cache.node import Node
 from banyan.radix_cache.states import NodeSlots
 
@@ -166,7 +168,7 @@ class WindowTable:
         self._n_stored = node.end
         count = -(-node.end // window.page)
         self._first = min(window.first(n), count)
-        self.pages = [window.null] * count
+        self.pages = array("i", [window.null]) * count
         for i in (*range(count - 1, self._first - 1, -1), *range(min(window.n_first, self._first) - 1, -1, -1)):
             while node.start > i * window.page:
                 assert node.parent is not None
@@ -179,7 +181,7 @@ class WindowTable:
         """The pages that the lease uses, each as often as it is used: the pages from the window on, then the pages of
         the text's first tokens in reverse order, then the source of a copy."""
         first = self.pages[: min(self._window.n_first, self._first)][::-1]
-        return self.pages[self._first :] + first + ([self._source] if self._source >= 0 else [])
+        return [*self.pages[self._first :], *first, *([self._source] if self._source >= 0 else [])]
 
     @property
     def n_held_slots(self) -> int:
@@ -197,7 +199,7 @@ class WindowTable:
             return False
         self._source = page
         self.copies = [(~page, ~claimed[0], n_slots)]
-        self.pages += claimed
+        self.pages.extend(claimed)
         return True
 
     def release_source(self) -> None:
@@ -213,7 +215,7 @@ class WindowTable:
         if n <= 0:
             return True
         pages = self._window.claim(n)
-        self.pages += pages
+        self.pages.extend(pages)
         return bool(pages)
 
     def shrink(self, n_kept: int) -> None:
@@ -252,4 +254,4 @@ class WindowTable:
     def close(self) -> None:
         for page in self.held:
             self._window.leave(page)
-        self.pages, self.copies, self._first, self._source = [], [], 0, -1
+        self.pages, self.copies, self._first, self._source = array("i"), [], 0, -1

@@ -268,7 +268,7 @@ def fill_page_from_two_leases(scene: Scene) -> None:
     scene.cache._give_back(second.pages[2:])
     second._release_source()
     scene.cache.tree.lock(scene.open_leaf, scene.trunk)
-    second._copies, second.node, second.pages = [], first.node, list(first.pages)
+    second._copies, second.node, second.pages = [], first.node, first.pages[:]
 
 
 def change_source_page_of_copy(scene: Scene) -> None:

@@ -428,7 +428,7 @@ class Machine(RuleBasedStateMachine):
         n_available = cache.n_available
         assert request.lease.grow(n_slots) == (n_needed <= n_available)
         if n_needed > n_available:
-            assert (request.lease.pages, cache.stats()) == before
+            assert (list(request.lease.pages), cache.stats()) == before
         self.note_evictions()
 
     def publish(self, request: Request) -> None:

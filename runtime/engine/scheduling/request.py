@@ -90,7 +90,7 @@ class Request:
             _count(self.token_counts, tokens)
 
     @property
-    def pages(self) -> list[int]:
+    def pages(self) -> array[int]:
         """The request's block table. Only a running request has one."""
         assert self.lease is not None
         return self.lease.pages

@@ -69,7 +69,7 @@ class _Importing(_Transfer):
     def __init__(self, pull: wire.Pull, until: float, lease: Lease, read: TransferRead) -> None:
         super().__init__(until)
         self.pull, self.lease, self.read = pull, lease, read
-        self.pages = lease.pages[lease.n_cached // lease.cache.page :]
+        self.pages = list(lease.pages[lease.n_cached // lease.cache.page :])
         self.first = (lease.n_cached - pull.first) // lease.cache.page
 
 
@@ -176,7 +176,7 @@ class KVExchange:
             one.lease = lease = self.cache.open(run.ids[: 4 * n], run.namespace)
             self.runner.move(self.cache.take_moves())  # some may come from host memory
             n = lease.n_cached - lease.n_cached % page
-            one.pages, one.n_tokens = lease.pages[first // page : n // page], n
+            one.pages, one.n_tokens = list(lease.pages[first // page : n // page]), n
         if not one.pages:
             self._fail_export(one, f"only {n} tokens are stored, and the export begins at token {first}")
             return

@@ -137,7 +137,7 @@ def test_prefetched_pages_hold_their_own_tokens(fake: ModuleType, step_is_empty:
         assert not engine.cache.take_moves(), "they are executed at once"
     assert driver.run(0) == [LENGTH - 1]
     with closing(engine.cache.open(ids(0))) as lease:
-        pages = engine.model.store.kv[0][0][lease.pages].view(-1, 2)[: lease.n_cached]
+        pages = engine.model.store.kv[0][0][list(lease.pages)].view(-1, 2)[: lease.n_cached]
     assert pages.tolist() == [[token, at] for at, token in enumerate(prompt(0)[: lease.n_cached])]
 
 

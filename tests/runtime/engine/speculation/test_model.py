@@ -257,7 +257,7 @@ def test_first_layers_draft_into_pages_after_they_have_moved_out(fake: ModuleTyp
         with closing(e.cache.open(fake.int32(prompts[0]))) as lease:
             assert lease.n_cached == 40
             e.model.move(e.cache.take_moves())
-            return [pool[lease.pages].clone() for pair in e.model.store.kv for pool in pair]
+            return [pool[list(lease.pages)].clone() for pair in e.model.store.kv for pool in pair]
 
     fake.drive(e, [fake.run(0, prompts[0], Sampling(max_tokens=0))])
     before = stored()
