@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ MIN_SAVED_ROWS = 64
 plan (`Ragged.tail`) costs more than the skipped rows."""
 ALL_KEYS = (1 << MAX_DRAFT) - 1
 """The ancestor mask of a row that attends to all keys up to its own."""
+
+CPU = torch.device("cpu")
 
 
 class AttentionOptions(NamedTuple):
@@ -178,9 +181,8 @@ def _rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the tables `q_start` [n_requests + 1], `position` [n_rows] and `slots` [n_rows] of a batch without draft
     trees; see `Ragged`. contexts: how many tokens of each request are in KV before this step."""
-    q_start, position, slots = [0], array("i"), array("q")
+    position, slots = array("i"), array("q")
     for q_len, at, own in zip(q_lens, contexts, pages, strict=True):
-        q_start.append(q_start[-1] + q_len)
         if q_len == 1:  # most requests; saves a few calls
             position.append(at)
             slots.append(own[at // page_size] * page_size + at % page_size)
@@ -190,7 +192,8 @@ def _rows(
             first = page * page_size
             begin, end = max(at - first, 0), min(at + q_len - first, page_size)
             slots.extend(range(own[page] * page_size + begin, own[page] * page_size + end))
-    return np.array(q_start, np.int32), np.array(position, np.int32), np.array(slots, np.int64)
+    q_start = np.array([0, *accumulate(q_lens)], np.int32)
+    return q_start, np.array(position, np.int32), np.array(slots, np.int64)
 
 
 def _in_chunks(
@@ -241,9 +244,9 @@ def _trees(
 def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
     """Copies a host array to `device`. A copy to a GPU uses pinned memory and is asynchronous."""
     host = torch.from_numpy(array)
-    kind = device.partition(":")[0] if isinstance(device, str) else device.type
-    if kind == "cpu":
+    if device == CPU:
         return host
+    kind = device.partition(":")[0] if isinstance(device, str) else device.type  # `type` takes 0.5 us
     if kind == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)

@@ -101,8 +101,9 @@ def assemble(
             ids.extend(draft)
         if request.run.adapter:
             adapted.setdefault(request.run.adapter, []).extend(range(first, len(ids)))
-        q_lens.append(n_new + len(draft))
-        kv_lens.append(start + n_new + len(draft))
+        n_rows = n_new + len(draft)
+        q_lens.append(n_rows)
+        kv_lens.append(start + n_rows)
         pages.append(lease.pages)
         parents.append([*range(-1, n_new - 1), *(n_new + i if i >= 0 else n_new - 1 for i in above)] if above else None)
         if n_scored:
@@ -117,7 +118,8 @@ def assemble(
         index = {request.rid: i for i, request in enumerate(before[0])}  # without drafts, each request has one row
         table = to_device(np.array([(row, index[rid]) for row, rid in deferred], np.int64).T, device)
         later = DeferredTokens(table[0], table[1], before[1])
-    wanted = None if scored else [work.draws + len(work.draft) for work in plan.works]
+    is_whole = bool(scored) or len(rows) == len(ids)  # no row may be left out
+    wanted = None if is_whole else [work.draws + len(work.draft) for work in plan.works]
     trees = parents if any(parents) else None
     shape = ragged(q_lens, kv_lens, pages, page, device, trees, deterministic, wanted, chunk)
     assert shape.position is not None
