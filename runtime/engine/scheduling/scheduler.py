@@ -514,9 +514,9 @@ class Scheduler:
         """Apply a plan's result. Only this method appends sampled tokens and counts computed ones."""
         self.counts["steps"] += 1
         self.counts["steps_ahead"] += plan.is_ahead
-        ids, n_computed = iter(result.ids), 0
+        ids, at, n_computed = result.ids, 0, 0
         for request, lease, _, n_new, draws, _, n_scored, draft, parents, _ in plan.works:
-            sampled = list(islice(ids, 1 + len(draft))) if draws else []
+            first, at = at, at + draws + len(draft)
             if request.lease is not lease:  # not `Work.is_current`: it ended in the step before, or was retracted
                 continue
             request.n_computed += n_new
@@ -532,14 +532,16 @@ class Scheduler:
                 if request.n_computed == request.n_total:
                     self._finish(request, "length")
                 continue
+            sampled = ids[first:at]
             path: Sequence[int] = ()  # indexes of the accepted draft tokens
             if draft:
                 path, sampled = accept_path(draft, parents, sampled)
                 self.moves += slot_moves(request, parents, path)
             if self.drafting.proposed:
                 self.drafting.judge(request, sampled, path)
-            tops = result.logprobs.get(request.rid, ())
-            self._append_sampled(request, sampled, [tops[at] for at in (0, *(1 + i for i in path))] if tops else ())
+            if tops := result.logprobs.get(request.rid, ()):
+                tops = [tops[i] for i in (0, *(1 + i for i in path))]
+            self._append_sampled(request, sampled, tops)
             if request.lease is not None:
                 self._publish(request)
                 if draft:
@@ -551,10 +553,11 @@ class Scheduler:
         equal draft tokens, so this step has already computed them. tops: the logprobs of the sampled tokens; () if not
         requested."""
         stops, guide, n_sampled, stop = request.stop_ids, request.guide, len(sampled), 0
-        while stop < n_sampled and sampled[stop] not in stops and sampled[stop] != NO_TOKEN:
+        while stop < n_sampled and (token := sampled[stop]) not in stops and token != NO_TOKEN:
             stop += 1
         n = stop if guide is None else guide.accept(sampled[:stop])
-        if n_drafted := min(n, n_sampled - 1):
+        if n_sampled > 1:
+            n_drafted = min(n, n_sampled - 1)
             request.drafted.extend(range(request.n_out, request.n_out + n_drafted))
             request.n_computed += n_drafted
             self.counts["computed_tokens"] += n_drafted
@@ -562,7 +565,8 @@ class Scheduler:
         if guide is not None and n == n_sampled:
             self._append_forced(request)
         self._report.tokens(request)
-        self._report.logprobs(request, tops[:n])
+        if tops := tops[:n]:
+            self._report.logprobs(request, tops)
         if (n and self._finish_if_complete(request)) or n == n_sampled:
             return
         if n < stop or sampled[stop] == NO_TOKEN:
@@ -593,7 +597,7 @@ class Scheduler:
         the request was finished."""
         if request.guide is not None and request.guide.must_stop:
             self._finish(request, "stop")
-        elif request.n_total == request.max_total and request.n_out:
+        elif len(request.ids) == request.max_total and request.n_out:
             self._finish(request, "length")
         else:
             return False
@@ -744,21 +748,19 @@ class StepReport:
 
     def tokens(self, request: Request) -> None:
         """Add the output tokens that no report has yet."""
-        n, rid = request.n_unreported, request.rid
+        n, ids = request.n_unreported, request.ids
         if not n:
             return
-        if request.n_out == n:
-            self._cached[rid] = max(request.n_cached, 0)
-        self._rids.append(rid)
+        if len(ids) - n == request.n_prompt:
+            self._cached[request.rid] = max(request.n_cached, 0)
+        self._rids.append(request.rid)
         self._n_new.append(n)
-        self._ids.extend(request.ids[-n:])
+        self._ids.extend(ids[-n:])
         request.n_unreported = 0
 
     def logprobs(self, request: Request, tops: Sequence[TopLogprobs]) -> None:
-        """Add the logprobs of a request's latest output tokens. tops: one entry per token; () if the request did not
-        ask for logprobs."""
-        if tops:
-            self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), *tops)
+        """Add the logprobs of a request's latest output tokens. tops: one entry per token."""
+        self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), *tops)
 
     def finish(self, request: Request, reason: FinishReason, stop_id: int, drafts: dict[str, tuple[int, int]]) -> None:
         """Add a finished request. drafts: by drafter, how many tokens were drafted and how many accepted."""
