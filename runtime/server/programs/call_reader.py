@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -19,7 +20,8 @@ class CallReader:
     """Passes the name of a call on as soon as it is complete, and then the arguments as they come.
 
     All that it passes on is a part of what Form.read returns for the whole text, unless a call turns out to be invalid.
-    At a call whose keys do not have the order of the format, and after a list of calls, it stops."""
+    It stops at a call whose keys do not have the order of the format, after a list of calls, and after arguments that
+    are no JSON."""
 
     def __init__(
         self, form: Form, listener: Callable[[wire.CallPiece], None], n_before: int, is_open: bool, one_call: bool
@@ -49,17 +51,28 @@ class CallReader:
             self._listener(wire.CallPiece(call := f"{number:09d}", name[1].strip()))
             if (found := (yield from _match(to_arguments, name.string[name.end() :]))) is None:
                 return
-            arguments = ArgumentsText()
+            arguments, written = ArgumentsText(), []
             new, text = arguments.feed(found.string[found.end() :])
             while True:
                 if new:
                     self._listener(wire.CallPiece(call, arguments=new))
+                    written.append(new)
                 if arguments.is_over:
                     break
                 new, text = arguments.feed((yield))
+            if not _is_json("".join(written)):  # Form.read looks for the next call inside this one
+                return
             if "[" in name[0][: name.start(1)] or (end := (yield from _match(to_end, text))) is None:
                 return
             text = end.string[end.end() :]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _match(pattern: re.Pattern[str], text: str) -> Generator[None, str, re.Match[str] | None]:

@@ -47,3 +47,10 @@ def test_names_come_without_arguments_that_cannot_be_read_yet() -> None:
         assert read(form, f"<t>{text}<t>{CALLS}") == [("000000003", "f", "")]
     for text in ('{"arguments": {}, "name": "f"}', '{"name": "\\u0066", "arguments": {}}', " " * MAX_HEAD + CALLS):
         assert read(form, f"<t>{text}<t>{CALLS}") == []
+
+
+def test_nothing_comes_after_arguments_that_are_no_json() -> None:
+    form, text = NAMED._replace(split=""), '[C]f{x: "[C]g{}"}[C]h{"y": 1}'
+    broken, *calls = form.read(text, text, 3)
+    assert (bool(broken.error), [call.name for call in calls]) == (True, ["g", "h"])  # it looks inside the broken call
+    assert read(form, text) == [(broken.id, "f", '{x: "[C]g{}"}')]
