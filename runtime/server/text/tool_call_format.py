@@ -215,7 +215,7 @@ class Form(NamedTuple):
             try:
                 if self.name is None:
                     end = text.index(self.split or "{", at)
-                    name, at = text[at:end].strip(), end + len(self.split)
+                    name, at = text[at:end], end + len(self.split)
                 value, at = _decode(text, _skip(text, at))
             except (ValueError, RecursionError) as e:
                 found.append(WireToolCall("", "", error=f"the call cannot be read, its JSON is broken: {_reason(e)}"))
@@ -272,6 +272,7 @@ class Form(NamedTuple):
                 return WireToolCall("", "", error=f"the call names no tool; it must be an object with {self.name!r}")
             key = next((key for key in (self.arguments, *_ARGUMENTS) if key in value), "")
             arguments = value.get(key, {})
+        name = name.strip()
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments, strict=False)

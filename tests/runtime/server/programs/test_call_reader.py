@@ -54,3 +54,9 @@ def test_nothing_comes_after_arguments_that_are_no_json() -> None:
     broken, *calls = form.read(text, text, 3)
     assert (bool(broken.error), [call.name for call in calls]) == (True, ["g", "h"])  # it looks inside the broken call
     assert read(form, text) == [(broken.id, "f", '{x: "[C]g{}"}')]
+
+
+def test_name_has_no_white_space_around_it_whether_or_not_its_arguments_stream() -> None:
+    form = Form("<t>")
+    for text in ('<t>{"name": " f ", "arguments": {}}', '<t>{"name": " f ", "arguments": "{}"}'):
+        assert [call.name for call in form.read(text, text)] == [name for _, name, _ in read(form, text)] == ["f"]
