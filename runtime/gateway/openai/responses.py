@@ -329,14 +329,14 @@ class ResponseEvents:
 
     def end(self, sample: wire.Sample) -> bytes:
         """The events for the end of the output: what is left of the function calls, and the end of the open item."""
-        data = b"".join(map(self._call, self._calls.rest(sample)))
-        if (kind := self._open()) == "function_call":
-            is_cut = self._calls.is_cut(sample)
-        else:
-            is_cut = sample.finish_reason == "length"
-            if kind != "message":
-                data += self.close("completed") + self._begin("message")
-        return data + self.close("incomplete" if is_cut else "completed")
+        is_cut = self._open() == "function_call" and self._calls.is_cut(sample)
+        data = self.close("incomplete") if is_cut else b""
+        data += b"".join(map(self._call, self._calls.rest(sample)))
+        if is_cut or self._open() == "function_call":
+            return data + self.close("completed")
+        if self._open() != "message":
+            data += self.close("completed") + self._begin("message")
+        return data + self.close("incomplete" if sample.finish_reason == "length" else "completed")
 
     def _add(self, item: dict[str, Any]) -> bytes:
         self._output.append(item | {"status": "in_progress"})

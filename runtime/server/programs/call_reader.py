@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
+
+import msgspec
 
 from banyan.runtime.protocol import wire
 from banyan.runtime.reasoning import overlap
@@ -21,7 +22,7 @@ class CallReader:
 
     All that it passes on is a part of what Form.read returns for the whole text, unless a call turns out to be invalid.
     It stops at a call whose keys do not have the order of the format, after a list of calls, and after arguments that
-    are no JSON."""
+    are no JSON or have a number that is not finite."""
 
     def __init__(
         self, form: Form, listener: Callable[[wire.CallPiece], None], n_before: int, is_open: bool, one_call: bool
@@ -60,19 +61,13 @@ class CallReader:
                 if arguments.is_over:
                     break
                 new, text = arguments.feed((yield))
-            if not _is_json("".join(written)):  # Form.read looks for the next call inside this one
+            try:
+                msgspec.json.decode("".join(written))
+            except (ValueError, RecursionError):  # an invalid call, inside which Form.read may look for the next one
                 return
             if "[" in name[0][: name.start(1)] or (end := (yield from _match(to_end, text))) is None:
                 return
             text = end.string[end.end() :]
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _match(pattern: re.Pattern[str], text: str) -> Generator[None, str, re.Match[str] | None]:

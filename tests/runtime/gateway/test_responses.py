@@ -113,6 +113,15 @@ def test_stream_of_a_call_that_max_tokens_cuts_ends_incomplete(openai_client: op
     assert create(openai_client, "Hi, who are you?", previous_response_id=end.response.id).output_text
 
 
+def test_call_that_turned_out_to_be_invalid_is_incomplete() -> None:
+    output: list[dict[str, Any]] = []
+    events = responses.ResponseEvents(output, has_logprobs=False)
+    for piece in (wire.CallPiece("0", "f"), wire.CallPiece("0", arguments='{"x": 1e999}')):
+        events.delta(wire.Delta(0, 0, 0, "", call=piece))
+    events.end(wire.Sample("", "stop", calls=(wire.WireToolCall("1", "g", "{}"),)))
+    assert [(item["name"], item["status"]) for item in output] == [("f", "incomplete"), ("g", "completed")]
+
+
 def test_parse_and_logprobs(openai_client: openai.OpenAI) -> None:
     found = openai_client.responses.parse(model="pocket", input=ADA, text_format=Person, temperature=0)
     assert found.output_parsed == ADA_STONE

@@ -49,11 +49,12 @@ def test_names_come_without_arguments_that_cannot_be_read_yet() -> None:
         assert read(form, f"<t>{text}<t>{CALLS}") == []
 
 
-def test_nothing_comes_after_arguments_that_are_no_json() -> None:
+def test_nothing_comes_after_arguments_that_are_invalid() -> None:
     form, text = NAMED._replace(split=""), '[C]f{x: "[C]g{}"}[C]h{"y": 1}'
     broken, *calls = form.read(text, text, 3)
     assert (bool(broken.error), [call.name for call in calls]) == (True, ["g", "h"])  # it looks inside the broken call
     assert read(form, text) == [(broken.id, "f", '{x: "[C]g{}"}')]
+    assert read(form, '[C]f{"x": 1e999}[C]g{}') == [(broken.id, "f", '{"x": 1e999}')]
 
 
 def test_name_has_no_white_space_around_it_whether_or_not_its_arguments_stream() -> None:
