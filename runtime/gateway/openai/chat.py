@@ -49,6 +49,7 @@ class ChatWriter(ChoiceWriter):
         super().__init__(body, "chatcmpl", "chat.completion", "chat.completion.chunk", b'"delta":{"content":%s}')
         self._has_logprobs = bool(body.logprobs)
         self._calls: defaultdict[int, SentCalls] = defaultdict(SentCalls)
+        self._n_shown: defaultdict[int, int] = defaultdict(int)  # tokens whose logprobs were sent
 
     def _first(self, index: int) -> bytes:
         return self._choice(index, {"role": ASSISTANT, "content": ""})
@@ -62,12 +63,13 @@ class ChatWriter(ChoiceWriter):
             return self._choice(index, {"reasoning_content": delta.text, "reasoning": delta.text})
         if self._has_logprobs:
             tokens = self._shown[index].take(delta.text, delta.logprobs)
+            self._n_shown[index] += len(tokens)
             return self._choice(index, {"content": delta.text}, logprobs=logprobs_of(tokens))
         return self._text(index, delta.text)
 
     def _last(self, index: int, sample: wire.Sample) -> bytes:
         data = b"".join([self._call(index, piece) for piece in self._calls[index].rest(sample)])
-        rest = self._shown[index].rest(sample)
+        rest = _of_content(sample, self._usages[index])[self._n_shown[index] :]  # such as the tokens of calls
         is_cut = sample.finish_reason == "length" and self._calls[index].is_cut(sample)
         finish = "length" if is_cut else finish_reason(sample)
         return data + self._choice(index, {}, finish, logprobs_of(rest) if rest else None)
@@ -85,10 +87,14 @@ class ChatWriter(ChoiceWriter):
             message["tool_calls"] = calls_of(sample)
         if sample.reasoning:
             message |= {"reasoning_content": sample.reasoning, "reasoning": sample.reasoning}
-        # with max_tokens=0 the server returns the logprobs of what would come next, which is not part of the output
-        tokens = sample.logprobs[value.usage.reasoning :] if value.usage.generated else ()
-        of_content = with_text(sample, tokens)
-        return {"message": message, "logprobs": logprobs_of(of_content) if self._has_logprobs else None}
+        logprobs = logprobs_of(_of_content(sample, value.usage)) if self._has_logprobs else None
+        return {"message": message, "logprobs": logprobs}
+
+
+def _of_content(sample: wire.Sample, usage: wire.TokenUsage) -> tuple[wire.TokenLogprob, ...]:
+    """The tokens of an output after its reasoning, which include those of its calls."""
+    # with max_tokens=0 the server returns the logprobs of what would come next, which is not part of the output
+    return with_text(sample, sample.logprobs[usage.reasoning :] if usage.generated else ())
 
 
 def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:

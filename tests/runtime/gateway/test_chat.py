@@ -111,6 +111,14 @@ def test_logprobs(openai_client: openai.OpenAI) -> None:
         assert not (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content)
 
 
+def test_logprobs_of_calls(openai_client: openai.OpenAI) -> None:
+    options: Any = {"tools": [CALCULATOR], "max_tokens": 40, "logprobs": True}
+    whole = [one.token for one in create(openai_client, SUM, **options).choices[0].logprobs.content]
+    choices = [chunk.choices[0] for chunk in create(openai_client, SUM, stream=True, **options)]
+    assert [one.token for choice in choices if choice.logprobs for one in choice.logprobs.content] == whole
+    assert "".join(whole).startswith('<tool_call>{"name": "calculator"')
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_bytes_of_tokens_are_those_of_the_text(stream: bool, openai_client: openai.OpenAI) -> None:
     text = "Zoë 🌳"
