@@ -14,6 +14,7 @@ class CallFilter:
     def __init__(self, form: Form, listener: Callable[[str], None]) -> None:
         self._form, self._listener = form, listener
         self._held = ""
+        self._later: list[str] = []  # text after a call mark; joined once, as a call may be long
         self._n_passed = 0
         self._is_call = self._is_text = False
 
@@ -22,9 +23,10 @@ class CallFilter:
 
         mark_at: the index in the turn's text at which a call mark begins, if the text does not show the mark because it
         is a special token; -1: no such mark so far."""
-        self._held += text
         if self._is_call:
+            self._later.append(text)
             return
+        self._held += text
         if not self._form.mark:
             # The text does not show where a call begins: JSON at the start of a turn is held until the end.
             self._is_text |= self._held.lstrip()[:1] not in ("", "[", "{")
@@ -40,7 +42,9 @@ class CallFilter:
 
     def end(self, is_call: bool) -> None:
         """End the turn. Passes on the text that is held back, unless the turn was a call."""
-        self._pass_on(0 if is_call else len(self._held))
+        if not is_call:
+            self._held += "".join(self._later)
+            self._pass_on(len(self._held))
 
     def _pass_on(self, n: int) -> None:
         text, self._held = self._held[:n], self._held[n:]
