@@ -241,6 +241,10 @@ class EngineRequests:
         stop_strings = frozenset[int]()
         if not sampling.min_tokens:  # before min_tokens the engine draws no stop id, but may draw these
             stop_strings = stop_strings.union(*(tokens.stop_ids(stop) for stop in sampling.stop)) - stops
+        if stop_strings and sampling.constraint is not None:
+            # The constraint may demand such a token, which as a stop id could come only after the whole value. The text
+            # shows it, so that the stop string is found there.
+            stop_strings -= set(tokens.added.values()) - tokens.special
         info = owner.scheduling
         self.check_room(info.client, len(run.ids))
         run = msgspec.structs.replace(

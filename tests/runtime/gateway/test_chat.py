@@ -258,6 +258,11 @@ def test_call_that_max_tokens_cuts_is_no_content(openai_client: openai.OpenAI, c
     assert chunks[-1].finish_reason == "length"
 
 
+def test_stop_string_may_be_the_token_that_ends_a_call(openai_client: openai.OpenAI) -> None:
+    (choice,) = create(openai_client, SUM, tools=[CALCULATOR], stop=["</tool_call>"], max_tokens=40).choices
+    assert (choice.finish_reason, len(choice.message.tool_calls)) == ("tool_calls", 1)
+
+
 def test_stream_has_the_name_of_a_call_and_then_its_arguments(openai_client: openai.OpenAI) -> None:
     options: Any = {"tools": [CALCULATOR], "temperature": 0}
     chunks = create(openai_client, SUM, stream=True, **options)
