@@ -676,7 +676,7 @@ class ToolTurn(GenAttempt):
         if not self._opened:
             if self._filter is None:
                 self._filter = CallFilter(form, self._stream_text)
-            if self._mark_at < 0:
+            if form.is_hidden and self._mark_at < 0:
                 self._mark_at = self._find_mark()
             self._filter.feed(piece.text, self._mark_at)
         if self._tools.ends_turn and form.mark and not form.is_hidden:  # otherwise the text does not show the calls
