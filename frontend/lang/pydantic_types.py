@@ -75,6 +75,9 @@ def describe(description: str) -> Any:
     return pydantic.Field(description=description)
 
 
+_SCHEMA_FUNCTIONS = ("pydantic_js_functions", "pydantic_js_annotation_functions")
+
+
 class PatternSchema(GenerateJsonSchema):
     """Writes stricter schemas than pydantic's own. Types written as strings, such as dates, get a pattern where
     pydantic writes a format or no restriction. The tag of a discriminated union is required even if it has a default,
@@ -89,7 +92,9 @@ class PatternSchema(GenerateJsonSchema):
         """Anchors the pattern of a term of outlines: the term accepts only texts that match as a whole, but writes its
         pattern without ^ and $."""
         written: dict[str, Any] = super().generate_inner(schema)
-        authors = (schema.get("metadata") or {}).get("pydantic_js_functions", ())
+        metadata = schema.get("metadata") or {}
+        # the term is the type itself in the first list, and stands in Annotated[str, term] in the second
+        authors = [one for key in _SCHEMA_FUNCTIONS for one in metadata.get(key, ())]
         if "pattern" in written and any(str(getattr(one, "__module__", "")).startswith("outlines.") for one in authors):
             written["pattern"] = f"^(?:{written['pattern']})$"
         return written

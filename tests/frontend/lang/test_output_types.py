@@ -1050,6 +1050,8 @@ def test_outlines_term_in_a_field_restricts_the_whole_text() -> None:
     for pattern, text in zip(patterns * 2, ["x10.0.0.1", "xa", "10.0.0.1x", "ax"], strict=True):
         assert re.search(pattern, text) is None
     assert kind.parse('{"address": "10.0.0.1", "kinds": ["b"]}').address == "10.0.0.1"
+    annotated = output_types.output_type(list[Annotated[str, regex("a|b")]])  # type: ignore[valid-type]
+    assert json.loads(annotated.spec.text)["items"]["pattern"] == "^(?:(a|b))$"  # type: ignore[union-attr]
 
 
 class Verdict(TypedDict):
