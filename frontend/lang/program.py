@@ -588,7 +588,8 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     """Decorator, with or without parentheses: makes a program of a function. The first parameter is the state.
 
     An `async def` becomes an AsyncProgram, whose state is an AsyncState. In a method, the state comes after `self`.
-    BadProgram: there is no parameter, one is called "opts", `self` is not the first, or the function is a generator.
+    BadProgram: there is no parameter, one is called "opts", a method has `self` at another place than the first, or the
+    function is a generator.
 
     num_api_spec_tokens: for APIs that charge per request (`OpenAI`). A gen with stop strings requests this many tokens,
     if max_tokens is less, and keeps the output after its stop string. If the program's next texts occur in the kept
@@ -602,7 +603,8 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     parameters = list(inspect.signature(func).parameters.values())
     if not parameters or parameters[0].kind > inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise BadProgram(f"the first parameter of a program is its state, and {func.__name__} has none")
-    if any(p.name == "self" for p in parameters[1:]):
+    holder = getattr(func, "__qualname__", "").rpartition(".")[0]  # of a method, its class
+    if holder and not holder.endswith("<locals>") and any(p.name == "self" for p in parameters[1:]):
         raise BadProgram(f"in a method, self comes before the state: def {func.__name__}(self, s, ...)")
     if any(p.name == "opts" for p in parameters):
         raise BadProgram("no parameter of a program can be called 'opts': that is how `run` takes its options")

@@ -168,7 +168,8 @@ def _keyword_state(*, s: bn.State) -> None: ...
 def _opts(s: bn.State, opts: Any) -> None: ...
 
 
-def _method(s: bn.State, self: Any) -> None: ...
+class _Holder:
+    def method(s: bn.State, self: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -179,12 +180,20 @@ def _method(s: bn.State, self: Any) -> None: ...
         (_no_state, bn.BadProgram, "first parameter"),
         (_keyword_state, bn.BadProgram, "first parameter"),
         (_opts, bn.BadProgram, "'opts'"),
-        (_method, bn.BadProgram, r"self comes before the state: def _method\(self, s, \.\.\.\)"),
+        (_Holder.method, bn.BadProgram, r"self comes before the state: def method\(self, s, \.\.\.\)"),
     ],
 )
 def test_invalid_function_is_refused(func: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         bn.function(func)
+
+
+def test_self_is_an_ordinary_parameter_outside_of_a_class() -> None:
+    @bn.function
+    def describe(s: bn.State, self: str) -> None:
+        s += self
+
+    assert describe.run("the object", backend=bn.Mock("")).text() == "the object"
 
 
 # ---- order of execution --------------------------------------------------------------------------------------------
