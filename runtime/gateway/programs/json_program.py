@@ -38,6 +38,7 @@ class JSONProgram:
         self._max_message = max_message
         self._n_sent = 0
         self._missing: set[int] = set()  # refs
+        self._errors: set[str] = set()  # the messages of values that failed
         self._is_last = self._has_failed = False
         self._untold: int | None = None
         """The state of the last op, if no value tells how that op went."""
@@ -84,8 +85,10 @@ class JSONProgram:
         match message:
             case wire.Value(ref=ref) | wire.Failed(ref=int(ref)):
                 self._missing.discard(ref)
-                # the state that END reads may have been dropped
-                return ref != END or (isinstance(message, wire.Failed) and message.code != Cancelled.code)
+                if ref == END:
+                    return isinstance(message, wire.Failed) and self._is_news(message)
+                if isinstance(message, wire.Failed):
+                    self._errors.add(message.message)
             case wire.Failed():
                 self._has_failed = True
             case wire.Delta() | wire.Called():
@@ -93,3 +96,8 @@ class JSONProgram:
             case _:
                 return False
         return True
+
+    def _is_news(self, end: wire.Failed) -> bool:
+        """Whether the failure of END is one of the client's ops. Its state may have been dropped, or have failed with a
+        value: then the end of the message is that of the value."""
+        return end.code != Cancelled.code and not end.message.endswith(tuple(self._errors))

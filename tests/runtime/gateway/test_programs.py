@@ -375,6 +375,21 @@ def test_an_op_without_a_value_may_fail_in_a_branch(url: str) -> None:
         assert [name for name, _ in events(response)] == ["program", "failed", "end"]
 
 
+@pytest.mark.parametrize("state", [0, 1])
+def test_a_failure_is_told_once(url: str, state: int) -> None:
+    """Of the gen that failed, and not again of the ops after it, which fail with it."""
+    ops: list[dict[str, Any]] = [
+        {"t": "append", "state": 0, "parts": ["The tree "]},
+        {"t": "fork", "state": 0, "children": [1]},
+        {"t": "gen", "state": state, "ref": 0, "budget": 1},
+        {"t": "join", "state": 0, "children": [1]},
+        {"t": "append", "state": 0, "parts": ["."]},
+    ]
+    with post(url, {"ops": ops}) as response:
+        found = [(name, data.get("ref")) for name, data in events(response)]
+    assert found == [("program", None), ("failed", 0), ("end", None)]
+
+
 def test_most_ops_of_a_request_leave_room_for_another() -> None:
     def body(n: int) -> bytes:
         return json.dumps({"ops": [{"t": "drop", "state": 0}] * n}).encode()
