@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -65,12 +66,13 @@ def check_references(schema: str) -> None:
     while left:
         part, resolver = left.pop()
         ref = part.contents.get("$ref") if isinstance(part.contents, dict) else None
-        try:
-            if isinstance(ref, str):
-                resolver.lookup(ref)
-        except referencing.exceptions.Unresolvable as e:
-            raise BadProgram(f"the JSON schema's reference {ref!r:.200} leads nowhere; is it misspelled?") from e
-        left += ((below, resolver.in_subresource(below)) for below in part.subresources())
+        with suppress(AttributeError, TypeError):  # a part is no schema, as a list of `items` without $schema
+            left += ((below, resolver.in_subresource(below)) for below in part.subresources())
+            try:
+                if isinstance(ref, str):
+                    resolver.lookup(ref)
+            except (referencing.exceptions.Unresolvable, ValueError) as e:  # ValueError: an index that is no number
+                raise BadProgram(f"the JSON schema's reference {ref!r:.200} leads nowhere; is it misspelled?") from e
 
 
 class Checked:

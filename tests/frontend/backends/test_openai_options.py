@@ -179,6 +179,8 @@ BELOW = {"$id": "https://a.example/below", "$defs": {"n": {"$anchor": "n"}}, "pr
         ({"$ref": "#/$defs/m", "$defs": {"n": {}}}, "#/$defs/m"),
         ({"properties": {"n": {"items": {"$ref": "other.json"}}}}, "other.json"),
         ({"properties": {"n": {"$ref": "#n"}}, "$defs": {"below": BELOW}}, "#n"),
+        ({"$ref": "#/anyOf/x", "anyOf": [{}]}, "#/anyOf/x"),
+        ({"properties": {"m": {"items": [{"$ref": "#"}]}}}, ""),
         ({"$ref": "#/$defs/n", "$defs": {"n": {}}}, ""),
         ({"$ref": "https://a.example/below#n", "$defs": {"below": BELOW}}, ""),
         ({"anyOf": [{"$ref": "https://json-schema.org/draft/2020-12/schema"}, {"const": {"$ref": "x"}}]}, ""),
