@@ -565,7 +565,7 @@ class StateBase:
         try:
             yield group[0]
         finally:
-            group.join()
+            group._gather("raise")  # without a warning: the block may have read what it needs
 
     def _branch(self, i: int) -> Self:
         handle, seed = self._record.new_handle(self._handle), mix(self._seed, self._transcript.n_draws, i)
@@ -788,7 +788,11 @@ class Group(Generic[S]):
         check_on_error(on_error)
         self._parent._check_open()
         if mode == "gather_variable":
-            self._gather(on_error)
+            if kept := self._gather(on_error):
+                warn(
+                    f"join: the parent does not get the branches' values of {', '.join(map(repr, kept))}, because it "
+                    "has a variable of this name; use another name, or read branches[i]"
+                )
         elif mode in ("concat", "concate_and_append"):
             if on_error != "raise":
                 raise BadProgram(
@@ -804,7 +808,8 @@ class Group(Generic[S]):
         for state in self._states:
             state.drop()
 
-    def _gather(self, on_error: OnError) -> None:
+    def _gather(self, on_error: OnError) -> list[str]:
+        """Returns the names of variables that the parent does not get, because it has another value for them."""
         parent = self._parent
         names = dict.fromkeys(name for branch in self._states for name in branch._values)  # in order of appearance
         kept: list[str] = []
@@ -814,11 +819,7 @@ class Group(Generic[S]):
                 parent._set(name, JoinedValues(values, on_error == "collect"))
             elif not _is_known(values, parent._values[name]):
                 kept.append(name)
-        if kept:
-            warn(
-                f"join: the parent does not get the branches' values of {', '.join(map(repr, kept))}, because it has a "
-                "variable of this name; use another name, or read branches[i]"
-            )
+        return kept
 
     def _concatenate(self) -> None:
         parent = self._parent
