@@ -63,8 +63,10 @@ class JSONProgram:
             raise HTTPError(400, f"the ref {END} is reserved; use smaller numbers", param="ops")
         ops, untold = body.ops, self._untold
         for op in ops:
-            if isinstance(op, wire.Gen | wire.Select | wire.Read | wire.Results):
+            if isinstance(op, wire.Gen | wire.Select | wire.Read):
                 untold = None
+            elif isinstance(op, wire.Results):
+                continue  # the answer to a gen that was before the last op, or is it
             elif untold is None or not isinstance(op, wire.Drop):  # a dropped state tells nothing of those before it
                 untold = op.state
         if body.last and untold is not None and not self._is_last:

@@ -26,7 +26,7 @@ from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.programs import endpoints, sessions
-from banyan.runtime.gateway.programs.json_program import JSONProgram, ProgramRequest
+from banyan.runtime.gateway.programs.json_program import END, JSONProgram, ProgramRequest
 from banyan.runtime.protocol import http_frames, ipc, wire
 from banyan.runtime.protocol.limits import MAX_OPS
 from raw_http import connect as connect_raw
@@ -388,6 +388,13 @@ def test_a_failure_is_told_once(url: str, state: int) -> None:
     with post(url, {"ops": ops}) as response:
         found = [(name, data.get("ref")) for name, data in events(response)]
     assert found == [("program", None), ("failed", 0), ("end", None)]
+
+
+def test_results_tell_nothing_of_the_ops_before_them() -> None:
+    program = JSONProgram(1 << 20)
+    program.message(ProgramRequest((wire.Gen(0, 0), wire.Append(0, (wire.EndTurn(),))), last=False))
+    data = program.message(ProgramRequest((wire.Results(0, 0, 0, ("42",)),)))
+    assert msgspec.msgpack.decode(data, type=wire.Submit).ops[1:] == (wire.Read(0, END),)
 
 
 def test_most_ops_of_a_request_leave_room_for_another() -> None:
