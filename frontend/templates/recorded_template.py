@@ -46,8 +46,8 @@ class RecordedTemplate:
         parents = {child: fork.state for fork in forks for child in fork.children}
         self._parents = [parents[child] for child in sorted(parents)]  # parents of states 1, 2, ...
         self._gen_paths, self._end_path = _seed_paths(self.shape.ops)
-        refs = {ref.number: ref for ref in _lazy_values(self._state, self._value)}
-        self._refs = [refs[number] for number in sorted(refs)]
+        refs = {id(ref): ref for ref in _lazy_values(self._state, self._value)}
+        self._refs = sorted(refs.values(), key=lambda ref: ref.number)
         self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
 
     @property

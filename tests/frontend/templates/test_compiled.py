@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import enum
 import functools
 import gc
@@ -655,6 +656,21 @@ def test_async_body_that_awaits_runs_its_body() -> None:
 def test_function_that_is_no_program_is_refused() -> None:
     with pytest.raises(bn.BadProgram, match="takes a program"):
         compile(lambda s: None)  # type: ignore[arg-type]
+
+
+def test_ref_may_be_copied() -> None:
+    @compile
+    @bn.function
+    def twice(s: bn.State, word: str) -> bn.Expr:
+        s += word + bn.gen("a")
+        ref = copy.copy(s.ref("a"))
+        s += ref
+        return ref
+
+    backend = TemplateMock()
+    for word in ("Bob", "Eve"):
+        assert twice.run(word, backend=backend).text() == f"{word}<a3><a3>"
+    assert backend.n_defined == 1
 
 
 def test_bound_method_can_be_compiled() -> None:
