@@ -750,7 +750,7 @@ class HoldsFunction(pydantic.BaseModel):
 @pytest.mark.parametrize(
     "kind",
     [list[remove], tuple[int, remove], dict[str, Remover().remove_one], HoldsFunction, functools.partial(remove)],  # type: ignore
-    ids=str,
+    ids=["list", "tuple", "dict", "model", "partial"],
 )
 def test_function_inside_a_type_is_refused_and_not_called(kind: Any) -> None:
     with pytest.raises(bn.BadProgram, match=r"would call .*a function; write a TypedDict of its parameters"):
