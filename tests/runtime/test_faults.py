@@ -31,6 +31,8 @@ from banyan.runtime.client.client import Client, connect
 from banyan.runtime.protocol import ipc
 from waits import join, wait_until
 
+pytestmark = pytest.mark.filterwarnings("ignore:join")  # branches generate names that their parent has
+
 TIMEOUT = 15.0
 """Seconds of each run, generous for a slow machine."""
 

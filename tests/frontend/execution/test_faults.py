@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 import banyan as bn
 from forms import in_short
 
+pytestmark = pytest.mark.filterwarnings("ignore:join")  # branches generate names that their parent has
+
 TIME_LIMIT = 20.0
 """Seconds in which each run must end, also on a slow machine."""
 
@@ -240,7 +242,6 @@ def test_two_stage_fork_ends_correctly_after_a_fault_at_each_step(fault: str, fa
     check_run(RUNNERS[fault_step % len(RUNNERS)], TWO_STAGES, fault, fault_step)
 
 
-@pytest.mark.filterwarnings("ignore:join")  # branches may generate a name that their parent has
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS, runner=st.sampled_from(RUNNERS), fault=st.sampled_from(FAULTS), fault_step=st.integers(1, 12))
 def test_random_programs_end_correctly(steps: list[Step], runner: Any, fault: str, fault_step: int) -> None:
@@ -249,7 +250,6 @@ def test_random_programs_end_correctly(steps: list[Step], runner: Any, fault: st
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.filterwarnings("ignore:join")  # branches may generate a name that their parent has
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS, runner=st.sampled_from(RUNNERS), fault=st.sampled_from(FAULTS), fault_step=st.integers(1, 20))
 def test_random_programs_end_correctly_long(steps: list[Step], runner: Any, fault: str, fault_step: int) -> None:
