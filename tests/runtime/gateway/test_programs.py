@@ -381,7 +381,7 @@ def test_a_failure_is_told_once(url: str, state: int) -> None:
     ops: list[dict[str, Any]] = [
         {"t": "append", "state": 0, "parts": ["The tree "]},
         {"t": "fork", "state": 0, "children": [1]},
-        {"t": "gen", "state": state, "ref": 0, "budget": 1},
+        {"t": "gen", "state": state, "ref": 0, "budget": 1, "sampling": {"min_tokens": 2}},
         {"t": "join", "state": 0, "children": [1]},
         {"t": "append", "state": 0, "parts": ["."]},
     ]
