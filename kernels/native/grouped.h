@@ -60,6 +60,7 @@ inline vf load_half(const uint16_t* p) {
 // Whether `quad` returns signed numbers. AVX2 multiplies only unsigned bytes by signed ones, so `Dot` multiplies the
 // absolute number of the weight by the number of the row, to which it first applies the sign of the weight.
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+#define BANYAN_AVX2
 template <int BITS> constexpr bool SIGNED = BITS != 4;
 #else
 template <int BITS> constexpr bool SIGNED = false;
@@ -100,7 +101,7 @@ struct Dot {  // a number of more than 4 bits is split into two
     }
     vi get() const { return quads(low) + offset + (BITS == 4 ? vi{} : quads(high) << 4); }
 };
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#elif defined(BANYAN_AVX2)
 typedef int16_t v16 __attribute__((vector_size(W * 4), aligned(4)));
 template <int BITS>
 struct Dot {
@@ -322,8 +323,7 @@ Columns wide_columns(const Weight& w, int64_t column, int64_t g, int64_t n, int6
 }
 #endif
 
-#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
-#define BANYAN_UNPACKS
+#ifdef BANYAN_AVX2
 // Many rows on AVX2: the numbers of a panel are unpacked once for all of them, some groups at a time.
 constexpr int MIN_UNPACKED = 8;  // rows from which this is faster (measured)
 constexpr int PART_GROUPS = 16;  // groups that are unpacked at a time (measured: 8 take 1.03 of the time, 32 as long)
@@ -362,6 +362,7 @@ NOT_INLINED void unpacked_rows(const vi* w, const vf* scale, const vf* minimum, 
         for (int p = 0; p < PARTS; p++) store(c + r * COLUMNS + p * W, t[r][p]);
 }
 
+// Computes c[r][0 .. 16), the products of a panel with n rows, from row `first` on, in the order of few_rows.
 template <int BITS, bool HAS_MIN>
 void unpacked_panel(const Weight& w, int64_t panel, const SmallRows& x, int64_t first, int n, float* c) {
     vi numbers[PART_GROUPS * GROUP / 4 * PARTS];
@@ -391,7 +392,7 @@ void unpacked_panel(const Weight& w, int64_t panel, const SmallRows& x, int64_t 
 
 template <int BITS, bool HAS_MIN>
 void panel_rows(const Weight& w, int64_t panel, const SmallRows& x, int64_t first, int n, float* c) {
-#ifdef BANYAN_UNPACKS
+#ifdef BANYAN_AVX2
     if (n >= MIN_UNPACKED) return unpacked_panel<BITS, HAS_MIN>(w, panel, x, first, n, c);
 #endif
     in_blocks(n, [&](auto rows, int r) {
