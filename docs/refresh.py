@@ -32,6 +32,7 @@ PAGES = (
     "docs/language.md",
     "docs/migrating-from-guidance-and-outlines.md",
     "docs/migrating-from-sglang.md",
+    "docs/migrating-from-vllm.md",
 )
 MARK = re.compile(r"(?P<mark><!-- output of: (?P<command>.*?) -->\n)(```text\n.*?```\n)?", re.DOTALL)
 BLOCK = re.compile(

@@ -235,7 +235,7 @@ def gen(
                  outlines package
     json_schema  text or a dict; also called schema; the object is what json.loads returns
     regex        in Rust's syntax, without look-around; the object is the text
-    grammar      context-free, in Lark's notation; the object is the text
+    grammar      context-free, in Lark's notation or GBNF; the object is the text
     dtype        as in SGLang: int, float, bool or str (letters, digits, _ and white space, in quotes)
 
     whitespace: the whitespace in JSON: "spaced" ({"a": 1, "b": 2}), "compact" ({"a":1,"b":2}), "either" (one of these

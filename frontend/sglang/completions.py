@@ -16,7 +16,7 @@ from banyan.lang.state import State
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.views.transcript import Transcript
 
-_RENAMED = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_RENAMED = {"ebnf": "grammar", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 """SGLang's sampling parameter -> the parameter of `gen`."""
 _FIXED = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "no_stop_trim": False}
 
@@ -162,8 +162,6 @@ def _gen(params: Mapping[str, Any]) -> GenExpr:
     for name in _FIXED.keys() & params.keys():
         if params[name] != _FIXED[name]:
             raise Unsupported(f"{name}={params[name]!r}: only {_FIXED[name]} is supported; leave it out")
-    if "ebnf" in renamed:
-        raise Unsupported("ebnf is not supported; write the grammar in Lark's notation, as grammar=")
     try:
         expr = gen(**renamed)
     except TypeError as e:

@@ -35,9 +35,8 @@ def canonical(spec: ConstraintSpec, is_loose: bool = False) -> ConstraintSpec:
         case "choices":
             text = json.dumps(_choices(spec.text), ensure_ascii=False)
         case "grammar":
-            text = lark.join(
-                [part if isinstance(part, str) else _schema(part, spec, is_loose) for part in lark.split(spec.text)]
-            )
+            parts = lark.split(lark.from_gbnf(spec.text))
+            text = lark.join([part if isinstance(part, str) else _schema(part, spec, is_loose) for part in parts])
         case "regex":
             text = spec.text
     try:

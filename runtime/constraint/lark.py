@@ -1,4 +1,5 @@
-"""Checks Lark grammars that users write, and finds the JSON schemas in them (`%json {...}`).
+"""Checks Lark grammars that users write, and finds the JSON schemas in them (`%json {...}`). Grammars in GBNF are
+translated to Lark first.
 
 A grammar must not name special tokens, set options or attributes of llguidance, or refer to another grammar.
 """
@@ -9,12 +10,29 @@ import json
 import re
 from typing import Any
 
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
 from banyan.runtime.constraint.limits import json_decoder
 from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
 
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
 _ATTRIBUTE = re.compile(r"\[\s*(\w+)\b[^\]\[:|]*\]\s*(?:\.\d+\s*)?:")
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_OPTIONS = "%llguidance {}"  # the translator begins with it; it sets nothing
 _DIRECTIVE = re.compile(r"%(?!ignore\b|import\s+common\s*[.(])\w*[^\n]{0,20}")
+
+
+def from_gbnf(text: str) -> str:
+    """Translate a grammar from GBNF, the EBNF of llama.cpp, vLLM and SGLang, to Lark; other grammars are returned as
+    they are. Raises ConstraintSyntax if the grammar cannot be translated."""
+    if not _GBNF.search(text):
+        return text
+    try:
+        translated: str = gbnf_to_lark(text)
+    except Exception as e:  # the translator raises plain exceptions
+        why = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
+        raise ConstraintSyntax(f"invalid grammar in GBNF: {why}") from None
+    return translated.removeprefix(_OPTIONS)
 
 
 def split(text: str) -> list[str | dict[str, Any]]:
@@ -54,8 +72,8 @@ def _schema_at(text: str, at: int) -> tuple[dict[str, Any], int]:
 def _check(rules: str) -> None:
     if "::=" in rules:
         raise ConstraintSyntax(
-            "invalid grammar: ::= is from EBNF or GBNF; in Lark, rules are written as name: ..., the first rule is "
-            "called start, and a class of characters stands in a regex, such as /[0-9]+/"
+            "invalid grammar: write rules as name ::= ... (GBNF, without angle brackets; the first rule is called "
+            "root), or as name: ... (Lark; the first rule is called start)"
         )
     if "<" in rules:
         raise ConstraintUnsupported("special tokens are not allowed in a grammar: write their text as a string")

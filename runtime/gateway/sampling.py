@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import JSONFormat, SamplingFields, SchemaFormat
+from banyan.runtime.gateway.openai.chat_types import JSONFormat, SamplingFields, SchemaFormat, StructuredOutputs
 from banyan.runtime.protocol import wire
 
 _AS_THEY_ARE = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("min_tokens", "ignore_eos", "seed"),
 )
+
+_OBJECT = {"type": "object"}
 
 
 def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) -> wire.Sampling:
@@ -48,23 +49,28 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 
 def constraint_of(body: SamplingFields, after: str = "") -> wire.ConstraintSpec | None:
     """The constraint on the output; None: there is none. It comes from one of the fields response_format, regex,
-    grammar and choices. after: the mark that ends the reasoning, after which the constraint holds; "": the output has
-    no reasoning. HTTPError: the request has several constraints."""
-    spec = partial(wire.ConstraintSpec, after=(after,) if after else ())
-    found: dict[str, wire.ConstraintSpec] = {}
-    form = body.response_format
-    if isinstance(form, JSONFormat | SchemaFormat):
-        schema = {"type": "object"} if isinstance(form, JSONFormat) else form.json_schema.schema
-        found["response_format"] = spec("json_schema", json.dumps(schema or {}))
-    if body.regex is not None:
-        found["regex"] = spec("regex", body.regex)
-    if body.grammar is not None:
-        found["grammar"] = spec("grammar", body.grammar)
-    if body.choices is not None:
-        found["choices"] = spec("choices", json.dumps(body.choices))
-    if len(found) > 1:
-        names = " and ".join(found)
-        raise HTTPError(
-            400, f"{names} cannot be combined: an output can have only one constraint", param=list(found)[1]
-        )
-    return next(iter(found.values()), None)
+    grammar, ebnf, choices and structured_outputs. after: the mark that ends the reasoning, after which the constraint
+    holds; "": the output has no reasoning. HTTPError: the request has several constraints."""
+    form, structured = body.response_format, body.structured_outputs or StructuredOutputs()
+    schema = form.json_schema.schema or {} if isinstance(form, SchemaFormat) else None
+    fields: tuple[tuple[str, Any, Any], ...] = (
+        ("response_format", "json_schema", _OBJECT if isinstance(form, JSONFormat) else schema),
+        ("regex", "regex", body.regex),
+        ("grammar", "grammar", body.grammar),
+        ("ebnf", "grammar", body.ebnf),
+        ("choices", "choices", body.choices),
+        ("structured_outputs.json", "json_schema", structured.json),
+        ("structured_outputs.json_object", "json_schema", _OBJECT if structured.json_object else None),
+        ("structured_outputs.regex", "regex", structured.regex),
+        ("structured_outputs.choice", "choices", structured.choice),
+        ("structured_outputs.grammar", "grammar", structured.grammar),
+    )
+    given = [(name, kind, value) for name, kind, value in fields if value is not None]
+    if len(given) > 1:
+        names = [name for name, _, _ in given]
+        text = f"{' and '.join(names)} cannot be combined: an output can have only one constraint"
+        raise HTTPError(400, text, param=names[1])
+    for _, kind, value in given:
+        text = value if isinstance(value, str) else json.dumps(value)
+        return wire.ConstraintSpec(kind, text, after=(after,) if after else ())
+    return None

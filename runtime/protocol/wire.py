@@ -126,7 +126,7 @@ class ConstraintSpec(Wire, frozen=True):
     "stop" and no stop string ended it.
 
     text        by `kind`: a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a context-free
-                grammar in llguidance's Lark dialect, or a JSON list of strings
+                grammar in llguidance's Lark dialect or in GBNF, or a JSON list of strings
     style       the whitespace in JSON. spaced: as in {"a": 1, "b": 2}; compact: as in {"a":1,"b":2}; either: one of
                 these two throughout a value; any: any whitespace
     after       trigger strings. The output is free text until it contains one of them, as text or as a special token;

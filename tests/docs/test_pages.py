@@ -44,8 +44,11 @@ def reference(module_at: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
 @pytest.mark.parametrize(
     "page",
     in_short(
-        ["deployment.md", "migrating-from-sglang.md"],
-        ["deployment.md", "language.md", "migrating-from-guidance-and-outlines.md", "migrating-from-sglang.md"],
+        ["deployment.md", "migrating-from-sglang.md", "migrating-from-vllm.md"],
+        [
+            *("deployment.md", "language.md", "migrating-from-guidance-and-outlines.md", "migrating-from-sglang.md"),
+            "migrating-from-vllm.md",
+        ],
     ),
 )
 @pytest.mark.timeout(300)
@@ -240,7 +243,7 @@ def test_migration_page_has_every_name_of_sglang() -> None:
 
 
 def test_migration_page_names_the_flags_that_the_command_names() -> None:
-    page = (ROOT / "docs/migrating-from-sglang.md").read_text().split("## Flags of the server", 1)[1].split("\n## ")[0]
+    page = (ROOT / "docs/migrating-from-vllm.md").read_text().split("## Flags of the server", 1)[1].split("\n## ")[0]
     commands = next(one.choices for one in main._parser()._actions if one.metavar == "COMMAND")
     assert commands
     known = {flag for action in commands["serve"]._actions for flag in action.option_strings}

@@ -139,12 +139,26 @@ class SchemaFormat(Body, tag="json_schema", tag_field="type"):
 
 
 class StreamOptions(Body):
+    """continuous_usage_stats: vLLM's; with include_usage, each chunk has the usage so far."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
+class StructuredOutputs(Body):
+    """vLLM's fields for a constraint, of which one is set. json: a schema, or one as text."""
+
+    json: Schema | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class SamplingFields(Body):
-    """Fields that the OpenAI endpoints share. The fields from top_k on are not in OpenAI's API. None: not given."""
+    """Fields that the OpenAI endpoints share. The fields from top_k on are not in OpenAI's API. None: not given. ebnf:
+    SGLang's name of grammar."""
 
     model: str
     stream: bool | None = None
@@ -171,7 +185,9 @@ class SamplingFields(Body):
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     regex: str | None = None
     grammar: str | None = None
+    ebnf: str | None = None
     choices: list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
     # Routers fill these in. Only the default values are accepted.
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None

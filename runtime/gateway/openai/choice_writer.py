@@ -15,7 +15,7 @@ import msgspec
 from banyan.runtime.gateway.endpoint import EventReply, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat_types import SamplingFields
+from banyan.runtime.gateway.openai.chat_types import SamplingFields, StreamOptions
 from banyan.runtime.protocol import wire
 
 DONE = b"data: [DONE]\n\n"
@@ -81,7 +81,9 @@ class ChoiceWriter(ABC):
         """name: the prefix of the response's id. kind, chunk_kind: the value of `object` in a whole response and in a
         chunk. text: the JSON field for the output in a chunk, such as "text":%s, in which %s stands for the text."""
         self.is_stream, self._n = bool(body.stream), body.n or 1
-        self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        options = body.stream_options or StreamOptions()
+        self._has_usage = bool(options.include_usage)
+        self._each_has_usage = self._has_usage and bool(options.continuous_usage_stats)
         number = f"{name}-{uuid.uuid4().hex}"
         self._head: dict[str, Any] = {"id": number, "object": kind, "created": int(time.time()), "model": body.model}
         self._chunk_head = self._head | {"object": chunk_kind}
@@ -122,14 +124,23 @@ class ChoiceWriter(ABC):
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         """The events for a piece of choice `index`, or for its end. item: a piece of text, or at the end the whole
         value."""
-        data = b""
-        if index not in self._begun:
-            self._begun.add(index)
-            data = self._first(index)
-        if isinstance(item, wire.Delta):
-            return data + self._more(index, item)
-        self._usages[index] = item.usage
-        return data + self._last(index, item.samples[0])
+        is_first = index not in self._begun
+        self._begun.add(index)
+        if isinstance(item, wire.Value):
+            self._count(index, item.usage)
+            data = self._last(index, item.samples[0])
+        else:
+            if self._each_has_usage:
+                self._count(index, wire.TokenUsage(item.n_prompt, item.n_cached, item.n_tokens))
+            data = self._more(index, item)
+        return self._first(index) + data if is_first else data
+
+    def _count(self, index: int, usage: wire.TokenUsage) -> None:
+        """Note the usage of choice `index` so far, for the next chunks."""
+        self._usages[index] = usage
+        if self._each_has_usage:
+            suffix = b'}],"usage":' + _encode(usage_of(self._usages, self._n)) + b"}\n\n"
+            self._after, self._suffix = self._after.removesuffix(self._suffix) + suffix, suffix
 
     def end(self) -> bytes:
         """The events that end the stream, after all choices: the usage, if the client asked for it, and [DONE]."""

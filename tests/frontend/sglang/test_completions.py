@@ -15,15 +15,16 @@ from banyan.sglang.completions import complete, growing, growing_async, score, s
 
 def test_complete_accepts_one_prompt_or_several() -> None:
     mock = bn.Mock(lambda prompt, name: f"<{prompt}>")
-    completion = complete(
-        mock, "a<|im_end|>", {"max_new_tokens": 3, "min_new_tokens": 1, "sampling_seed": 5, "stop": "!"}
-    )
+    grammar = 'root ::= "b"'
+    params = {"max_new_tokens": 3, "min_new_tokens": 1, "sampling_seed": 5, "stop": "!", "ebnf": grammar}
+    completion = complete(mock, "a<|im_end|>", params)
     assert isinstance(completion, dict)
     assert completion["text"] == "<a<|im_end|>>"
     assert completion["meta_info"]["finish_reason"] == {"type": "stop"}
     op = mock.calls[0].op
     assert isinstance(op, wire.Gen)
-    assert op.sampling == wire.Sampling(max_tokens=3, min_tokens=1, seed=5, stop=("!",))
+    constraint = wire.ConstraintSpec("grammar", grammar)
+    assert op.sampling == wire.Sampling(max_tokens=3, min_tokens=1, seed=5, stop=("!",), constraint=constraint)
     assert mock.submits[0][0] == wire.Append(0, (wire.Raw("a<|im_end|>"),)), "control tokens in the prompt are kept"
     completions = complete(mock, ["a", "b"], [{"temperature": 0}, {"n": 2}])
     assert [result["text"] for result in completions] == ["<a>", "<b>", "<b>"]
@@ -95,7 +96,6 @@ def test_stream_refuses_what_it_would_lose(prompt: Any, params: Any, options: di
         ("a", 0.7, bn.BadProgram, "sampling_params has 0.7; give a dict"),
         (["a"], ["x"], bn.BadProgram, "sampling_params has 'x'; give a dict"),
         ("a", {"max_token": 3}, bn.BadProgram, "max_token"),
-        ("a", {"ebnf": "x"}, bn.Unsupported, "Lark"),
         ("a", {"skip_special_tokens": False}, bn.Unsupported, "skip_special_tokens=False"),
         ("a", {"choices": ["a"]}, bn.BadProgram, "choices"),
         ("a", {"temperature": -1}, bn.BadProgram, "temperature"),

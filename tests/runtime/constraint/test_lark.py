@@ -54,14 +54,55 @@ def test_unsupported_feature_is_refused_by_name(text: str, message: str) -> None
         lark.split(text)
 
 
-@pytest.mark.parametrize("text", ['root ::= "a" | "b"', "<start> ::= <digit>+", 'start: "a"\nx ::= [0-9]+'])
-def test_grammar_in_ebnf_is_refused_with_the_notation_of_lark(text: str) -> None:
-    with pytest.raises(ConstraintSyntax, match=r"::= is from EBNF or GBNF; in Lark"):
-        lark.split(text)
+def test_grammar_in_bnf_is_refused_with_the_notations_that_are_taken() -> None:
+    with pytest.raises(ConstraintSyntax, match=r"write rules as name ::= \.\.\. \(GBNF, without angle brackets"):
+        lark.split(lark.from_gbnf("<start> ::= <digit>+"))
+
+
+JSON_IN_GBNF = r"""
+root   ::= object   # the grammar of JSON that llama.cpp has, shortened
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+array  ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+ws     ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "forbidden"),
+    [
+        (JSON_IN_GBNF, ['{"a":1}', '{"a": [1, 2.5e3, "\\u00e9"]}', "{}"], ['{"a":}', "[1]", "{"]),
+        ('root ::= [a-z]+ "x"', ["abx", "xx"], ["x", "ab"]),
+        ('root ::= city | city " is " status\ncity ::= "Rome" | "Oslo"\nstatus ::= .+', ["Rome", "Oslo is x"], ["Ro"]),
+        ('root ::= item{2,3}\nitem ::= "- " [^\\n]+ "\\n"', ["- a\n- b c\n"], ["- a\n", "- \n- a\n"]),
+        ('long-name ::= "b"\nroot ::= "a" long-name', ["ab"], ["a"]),
+    ],
+)
+def test_grammar_in_gbnf_is_translated(bench: Any, text: str, allowed: list[str], forbidden: list[str]) -> None:
+    guide = bench.guide("grammar", text)
+    assert [one for one in (*allowed, *forbidden) if bench.accepts(guide, one)] == allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("root ::= select", "in GBNF: Rule 'select' not found"),
+        ('x ::= "a"', "in GBNF: No 'root' rule found"),
+        ('start: "a"\nx ::= [0-9]+', "in GBNF: Expected ::= at line 1"),
+        ("root ::= <|im_end|>", "in GBNF: Expected name"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "in GBNF: it is nested too deeply"),
+    ],
+)
+def test_invalid_gbnf_raises(text: str, message: str) -> None:
+    with pytest.raises(ConstraintSyntax, match=message):
+        lark.from_gbnf(text)
 
 
 def test_assignment_sign_in_a_string_is_no_ebnf() -> None:
-    assert lark.split('start: "::=" /::=/  // ::=') == ['start: "::=" /::=/  // ::=']
+    text = 'start: "::=" /::=/  // ::='
+    assert lark.split(lark.from_gbnf(text)) == [text]
 
 
 @pytest.mark.parametrize(
