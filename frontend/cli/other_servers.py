@@ -11,6 +11,8 @@ HERE: dict[str, str] = {
     **RENAMED,
     # The flags here are not the fields of Config.
     "disable_radix_cache": "no_cache",
+    "no_enable_prefix_caching": "no_cache",
+    "lora_modules": "adapter",
     "lora_paths": "adapter",
     # These have no effect where a command listens on no port.
     "host": "http",
@@ -18,17 +20,6 @@ HERE: dict[str, str] = {
     "api_key": "http_keys",
     "model_path": "model",
     "dp": "replicas",
-    # vLLM's
-    "block_size": "page",
-    "no_enable_prefix_caching": "no_cache",
-    "lora_modules": "adapter",
-    "gpu_memory_utilization": "kv_memory",
-    "max_model_len": "context",
-    "scheduling_policy": "schedule",
-    "max_num_batched_tokens": "step_tokens",
-    "max_num_seqs": "max_running",
-    "tensor_parallel_size": "tp",
-    "data_parallel_size": "replicas",
 }
 """Option of another server -> the flag here. The values may differ."""
 
@@ -36,7 +27,6 @@ NOT_NEEDED: dict[str, str] = {
     **dict.fromkeys(NO_EFFECT, "it has no effect here"),
     **{name: why for name, (_, why) in ONLY.items()},
     **NOT_HERE,
-    "enable_prefix_caching": "prefixes are cached unless --no-cache is given",
     "served_model_name": "the API names the model by its hub id, or by the last part of its path",
 }
 """Option of another server -> why there is no such flag here."""

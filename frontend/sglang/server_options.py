@@ -1,5 +1,5 @@
-"""The options of SGLang's server, as `Runtime` and `Engine` take them: each is translated, ignored because it has no
-effect here, or refused."""
+"""The options of SGLang's and vLLM's servers, as `Runtime` and `Engine` take them: each is translated, ignored because
+it has no effect here, or refused."""
 
 from __future__ import annotations
 
@@ -41,8 +41,16 @@ TRANSLATED: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "page_size": ("page", None),
     "speculative_draft_model_path": ("draft_model", str),
     "tp_size": ("tp", None),
+    # vLLM's
+    "block_size": ("page", None),
+    "data_parallel_size": ("replicas", None),
+    "enable_prefix_caching": ("cache", None),
+    "max_model_len": ("context", None),
+    "max_num_batched_tokens": ("step_tokens", None),
+    "max_num_seqs": ("max_running", None),
+    "tensor_parallel_size": ("tp", None),
 }
-"""Option of SGLang's server -> (the option here with the same meaning, its value as a function of SGLang's)."""
+"""Option of another server -> (the option here with the same meaning, its value as a function of the other's)."""
 
 NO_EFFECT = frozenset(
     (
@@ -58,25 +66,31 @@ NO_EFFECT = frozenset(
         *("disable_overlap_schedule", "enable_mixed_chunk", "enable_torch_compile", "stream_interval"),
         *("enable_lora", "lora_backend", "max_lora_rank", "max_loaded_loras", "max_loras_per_batch"),
         *("reasoning_parser", "tool_call_parser", "trust_remote_code", "watchdog_timeout"),
+        *("disable_log_stats", "enable_auto_tool_choice", "enable_chunked_prefill", "enforce_eager", "max_loras"),
     )
 )
-"""Options of SGLang's server that never change an output. A Runtime takes and ignores them: it listens on a local
+"""Options of the other servers that never change an output. A Runtime takes and ignores them: it listens on a local
 socket, selects kernels and CUDA graphs by itself, and runs no code from a model's files. Each program itself names
 its reasoning format and tools."""
 
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    **dict.fromkeys(("pp_size", "ep_size", "nnodes"), ((1,), "an engine is on one machine; tp_size cuts its layers")),
+    **dict.fromkeys(
+        ("pp_size", "pipeline_parallel_size", "ep_size", "nnodes"),
+        ((1,), "an engine is on one machine; tp_size cuts its layers"),
+    ),
     **dict.fromkeys(("base_gpu_id", "node_rank"), ((0,), "set CUDA_VISIBLE_DEVICES")),
     "is_embedding": ((False,), "there are no embeddings"),
     "load_format": (("auto", "safetensors"), "weights are read from safetensors"),
     "skip_tokenizer_init": ((False,), "prompts are text, which the server tokenizes"),
     "tokenizer_mode": (("auto",), "the tokenizer comes from the model's directory"),
 }
-"""Option of SGLang's server -> (its only values, why no others are possible)."""
+"""Option of another server -> (its only values, why no others are possible)."""
 
 RENAMED = {
     "chunked_prefill_size": "step_tokens",
     "enable_hierarchical_cache": "host_memory",
+    "generation_config": "sampling_defaults",
+    "gpu_memory_utilization": "kv_memory",
     "grammar_backend": "constraint_engine",
     "hicache_size": "host_memory",
     "kv_cache_dtype": "kv_dtype",
@@ -84,9 +98,11 @@ RENAMED = {
     "quantization": "weight_dtype",
     "radix_eviction_policy": "eviction",
     "schedule_policy": "schedule",
+    "scheduling_policy": "schedule",
     "speculative_algorithm": "speculate",
+    "speculative_config": "speculate",
 }
-"""Option of SGLang's server -> the corresponding option here, which takes other values."""
+"""Option of another server -> the corresponding option here, which takes other values."""
 
 NOT_HERE = {
     "api_key": "a Runtime listens on a socket that only this user can open",
@@ -94,16 +110,16 @@ NOT_HERE = {
     "download_dir": "models come from Hugging Face's cache; the environment variable HF_HUB_CACHE says where it is",
     "random_seed": "each run has its own seed: prog.run(..., seed=1)",
     "revision": "give the directory of that revision as the model",
-    "tokenizer_path": "the tokenizer comes from the model's directory",
+    "seed": "each run has its own seed: prog.run(..., seed=1)",
+    **dict.fromkeys(("tokenizer", "tokenizer_path"), "the tokenizer comes from the model's directory"),
 }
-"""Option of SGLang's server -> why it does not exist here."""
+"""Option of another server -> why it does not exist here."""
 
 _DTYPES = {"half": "float16", "float": "float32"}
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The `options` of a Runtime, with those of SGLang's server translated. An option of SGLang that is None is left
-    out.
+    """The `options` of a Runtime, with those of other servers translated. An option of theirs that is None is left out.
 
     ConfigError: options are unknown or cannot be translated. Its message names all of them, and what to write instead.
     """
@@ -125,10 +141,10 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
                 allowed = " or ".join(map(repr, values))
                 refused.append(f"{name}={value!r} is not supported, only {allowed}: {why}")
         elif name in RENAMED:
-            refused.append(f"{name} is SGLang's; here it is {RENAMED[name]}= (`banyan serve --help` has its values)")
+            refused.append(f"{name} is {RENAMED[name]}= here (`banyan serve --help` has its values)")
         elif name in NOT_HERE:
-            if name != "tokenizer_path" or str(value) != options.get("model"):
-                refused.append(f"{name} is SGLang's, and not needed here: {NOT_HERE[name]}")
+            if name not in ("tokenizer", "tokenizer_path") or str(value) != options.get("model"):
+                refused.append(f"leave {name} out: {NOT_HERE[name]}")
         else:
             refused.append(config.unknown_option(name))
     if refused:

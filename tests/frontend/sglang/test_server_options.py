@@ -28,7 +28,12 @@ from banyan.sglang.server_options import translate
         ({"speculative_draft_model_path": "draft"}, {"draft_model": "draft"}),
         ({"quantization": None, "chat_template": None, "context_length": None, "tp_size": None}, {}),
         ({"disable_custom_all_reduce": True, "schedule_conservativeness": 0.5, "enable_metrics": True}, {}),
-        ({"model": "/m", "tokenizer_path": "/m"}, {"model": "/m"}),
+        ({"model": "/m", "tokenizer_path": "/m", "tokenizer": "/m"}, {"model": "/m"}),
+        (
+            {"tensor_parallel_size": 2, "max_model_len": 4096, "max_num_seqs": 8},
+            {"tp": 2, "context": 4096, "max_running": 8},
+        ),
+        ({"enable_prefix_caching": False, "enforce_eager": True, "pipeline_parallel_size": 1}, {"cache": False}),
         ({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 1}),
     ],
 )
@@ -41,8 +46,8 @@ def test_all_refused_options_are_named_at_once() -> None:
         sgl.Runtime(nnodes=2, mem_fraction_static=0.8, random_seed=1, nonsense=1, load_format="dummy", port=1)
     assert refused.value.message.split("\n") == [
         "nnodes=2 is not supported, only 1: an engine is on one machine; tp_size cuts its layers",
-        "mem_fraction_static is SGLang's; here it is kv_memory= (`banyan serve --help` has its values)",
-        "random_seed is SGLang's, and not needed here: each run has its own seed: prog.run(..., seed=1)",
+        "mem_fraction_static is kv_memory= here (`banyan serve --help` has its values)",
+        "leave random_seed out: each run has its own seed: prog.run(..., seed=1)",
         f"there is no option 'nonsense'; the options are {', '.join(Config.__struct_fields__)}",
         "load_format='dummy' is not supported, only 'auto' or 'safetensors': weights are read from safetensors",
     ]
@@ -51,7 +56,7 @@ def test_all_refused_options_are_named_at_once() -> None:
 
 
 def test_tokenizer_of_another_directory_is_refused() -> None:
-    with pytest.raises(sgl.ConfigError, match="tokenizer_path is SGLang's, and not needed here: the tokenizer comes"):
+    with pytest.raises(sgl.ConfigError, match="leave tokenizer_path out: the tokenizer comes"):
         translate({"model": "/m", "tokenizer_path": "/other"})
 
 
