@@ -195,6 +195,9 @@ class HTTPConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         "`user`, `safety_identifier` and `prompt_cache_key`",
     ] = "key"
     cors: Annotated[str, "comma-separated origins whose pages may call the server; *: all"] = ""
+    models: Annotated[
+        str, "comma-separated names of the model for clients, which replace its hub id or the last part of its path"
+    ] = ""
     token_file: str = ""
 
 
@@ -478,6 +481,15 @@ def origins(text: str) -> list[str]:
                 f"http_cors has {one!r}; write an origin as browsers send it, like https://app.example, or *. They "
                 "write xn-- for other alphabets, and no port that the scheme implies"
             )
+    return found
+
+
+def model_names(text: str) -> tuple[str, ...]:
+    """Parse `HTTPConfig.models`. Raises ConfigError if a name is empty, longer than 256 characters or not printable."""
+    found = tuple(dict.fromkeys(one.strip() for one in text.split(","))) if text else ()
+    for one in found:
+        if not 0 < len(one) <= 256 or not one.isprintable():
+            raise ConfigError(f"http_models has {one[:80]!r}; write names like gpt-4o,my-model")
     return found
 
 

@@ -191,6 +191,7 @@ def check_gateway(config: HTTPConfig) -> None:
     """Check, before a server loads its model, what its HTTP process will check as it starts. ConfigError: an option is
     invalid, the process cannot listen at its address, or the extra is not installed."""
     configs.origins(config.cors)
+    configs.model_names(config.models)
     if config.keys_file:
         configs.api_keys(Path(config.keys_file))
     if config.token_file:

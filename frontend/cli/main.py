@@ -86,6 +86,7 @@ _HTTP_FLAGS = (
     ("--http-keys", "keys_file", "FILE"),
     ("--http-isolate", "isolate", None),
     ("--http-cors", "cors", "ORIGINS"),
+    ("--http-models", "models", "NAMES"),
 )
 """flag -> field of HTTPConfig, and the name of its value."""
 

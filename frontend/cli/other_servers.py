@@ -18,6 +18,7 @@ HERE: dict[str, str] = {
     "host": "http",
     "port": "http",
     "api_key": "http_keys",
+    "served_model_name": "http_models",
     "model_path": "model",
     "dp": "replicas",
 }
@@ -27,7 +28,6 @@ NOT_NEEDED: dict[str, str] = {
     **dict.fromkeys(NO_EFFECT, "it has no effect here"),
     **{name: why for name, (_, why) in ONLY.items()},
     **NOT_HERE,
-    "served_model_name": "the API names the model by its hub id, or by the last part of its path",
 }
 """Option of another server -> why there is no such flag here."""
 

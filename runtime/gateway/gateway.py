@@ -39,7 +39,7 @@ class Gateway:
     """The data that the handlers share. Used on one event loop only.
 
     mailbox    brings values from the client's thread to the loop
-    model      the name of the model
+    names      the names of the model, the main one first
     origins    sites whose pages may call this server
     responses  responses that later requests may continue
     sessions   the connections to the server for programs over HTTP
@@ -52,19 +52,21 @@ class Gateway:
         client: Client,
         keys: Keys,
         loop: asyncio.AbstractEventLoop,
+        names: Sequence[str] = (),
         *,
         isolates_users: bool = False,
         origins: Sequence[str] = (),
     ) -> None:
         """client: the gateway's own connection to the server. (The connections of tenants are made when they are
-        needed.) loop: the event loop that runs the handlers. isolates_users: whether end users of a tenant share no KV.
-        origins: the sites whose pages may call this server."""
+        needed.) loop: the event loop that runs the handlers. names: those of the model; (): the server's.
+        isolates_users: whether end users of a tenant share no KV. origins: the sites whose pages may call this
+        server."""
         self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
         self.origins = origins
         self._connecting: dict[str, asyncio.Task[Client]] = {}  # by tenant
         self.responses = ResponseStore()
         self.mailbox = Mailbox(loop)
-        self.model = client.welcome.model
+        self.names = tuple(names) or (client.welcome.model,)
         self.sessions = Sessions()
         self.run_pages = RunPages()
         self.counts: Counter[tuple[str, int]] = Counter()

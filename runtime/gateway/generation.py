@@ -34,7 +34,7 @@ USERS = ("user", "safety_identifier", "prompt_cache_key")
 def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
     """The markers of the model's chat template. HTTPError: the model has none."""
     if (chat := request.client.welcome.chat) is None:
-        text = f"{request.gateway.model} has no chat template; use /v1/completions"
+        text = f"{request.gateway.names[0]} has no chat template; use /v1/completions"
         raise HTTPError(400, text, param="messages")
     return chat
 

@@ -29,9 +29,9 @@ async def health(request: HTTPRequest) -> Reply:
 def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
     """The JSON description of a model, with the fields of both OpenAI's and Anthropic's API. name: the name of the
     model or of an adapter."""
-    base, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
+    names, started = request.gateway.names, datetime.fromtimestamp(_STARTED, UTC).isoformat()
     openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
-    openai |= {} if name == base else {"parent": base}
+    openai |= {} if name in names else {"parent": names[0]}
     n_most = request.client.welcome.max_context
     anthropic = {"type": "model", "display_name": name, "created_at": started, "lifecycle": "active"}
     return openai | anthropic | {"max_input_tokens": n_most, "max_model_len": n_most}
@@ -39,29 +39,31 @@ def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
 
 async def models(request: HTTPRequest) -> Reply:
     """Lists the server's model and its adapters."""
-    names = [request.gateway.model, *await _adapters(request)]
+    names = [*request.gateway.names, *await _adapters(request)]
     pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
     return json_reply({"object": "list", "data": [_described(request, name) for name in names]} | pages)
 
 
 async def model(request: HTTPRequest) -> Reply:
     """Describes the model or adapter that the path names. HTTPError: there is none of that name."""
-    adapter = await adapter_of(request, request.path["model"])
-    return json_reply(_described(request, adapter or request.gateway.model))
+    name = request.path["model"]
+    return json_reply(_described(request, await adapter_of(request, name) or name))
 
 
 async def adapter_of(request: HTTPRequest, name: str) -> str:
     """The name of the adapter for a request whose field `model` is `name`: an adapter is given as ADAPTER or
     MODEL:ADAPTER. Returns "" for the model itself. HTTPError: the server has neither a model nor an adapter of that
     name."""
-    base = request.gateway.model
-    if name == base:
+    names = request.gateway.names
+    if name in names:
         return ""
     adapters = await _adapters(request)
-    adapter = name.removeprefix(f"{base}:")
-    if adapter not in adapters:
+    base, _, adapter = name.rpartition(":")
+    if name in adapters:
+        return name
+    if base not in names or adapter not in adapters:
         there = f" and its adapters {', '.join(adapters)}" if adapters else ""
-        raise HTTPError(404, f"this server runs {base!r}{there}, not {name[:200]!r}", param="model",
+        raise HTTPError(404, f"this server runs {names[0]!r}{there}, not {name[:200]!r}", param="model",
                         code="model_not_found")  # fmt: skip
     return adapter
 

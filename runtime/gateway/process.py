@@ -16,7 +16,7 @@ import uvicorn
 
 from banyan.runtime import launch
 from banyan.runtime.client.client import connect
-from banyan.runtime.config import HTTPConfig, operator_token, origins
+from banyan.runtime.config import HTTPConfig, model_names, operator_token, origins
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway import app, connection
 from banyan.runtime.gateway.gateway import Gateway
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     try:
         config = msgspec.json.decode(args.config, type=HTTPConfig)
         keys = Keys(Path(config.keys_file) if config.keys_file else None)
-        allowed = origins(config.cors)
+        allowed, names = origins(config.cors), model_names(config.models)
         listener = launch.listen(config)
         # without a file, `connect` takes the token from the environment
         token = operator_token(Path(config.token_file)) if config.token_file else ""
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         return 1
     with asyncio.Runner() as runner:
         isolates_users = config.isolate == "user"
-        gateway = Gateway(client, keys, runner.get_loop(), isolates_users=isolates_users, origins=allowed)
+        gateway = Gateway(client, keys, runner.get_loop(), names, isolates_users=isolates_users, origins=allowed)
         runner.run(_serve(gateway, listener, args.ready_fd, args.alive_fd))
         client.close()  # before the end of the threads that wait for its answers
     return 0

@@ -120,7 +120,8 @@ def test_reference_has_the_options_of_the_http_process(reference: ModuleType) ->
     rows = re.findall(r"^\| `(--\S+)` \| (\S+) \| (.*) \|$", reference.PAGE.read_text(), re.MULTILINE)
     assert [name for name, _, _ in rows] == [flag for flag, _, _ in main._HTTP_FLAGS]
     assert {name: default for name, default, _ in rows} == {
-        "--http": "none", "--http-keys": "none", "--http-isolate": "`key`", "--http-cors": "none"
+        "--http": "none", "--http-keys": "none", "--http-isolate": "`key`", "--http-cors": "none",
+        "--http-models": "none",
     }  # fmt: skip
 
 

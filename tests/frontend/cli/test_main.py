@@ -250,7 +250,7 @@ def test_usage_error_is_one_line_with_status_2(argv: list[str], words: str, capf
         ("run --quantization awq p.py", "--quantization is --weight-dtype here"),
         ("serve --max-model-len 4096", "--max-model-len is --context here"),
         ("serve --gpu-memory-utilization 0.9", "--gpu-memory-utilization is --kv-memory here"),
-        ("serve --served-model-name a", "leave --served-model-name out: the API names the model by its hub id"),
+        ("serve --served-model-name a", "--served-model-name is --http-models here"),
         ("serve --trust-remote-code", "leave --trust-remote-code out: it has no effect here"),
         ("serve --pp-size 2", "leave --pp-size out: an engine is on one machine"),
         ("serve --random-seed 1", "leave --random-seed out: each run has its own seed"),
@@ -275,7 +275,9 @@ def test_each_flag_of_another_server_has_its_equivalent() -> None:
         assert hint(flag, known)
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--http-keys", "k"), ("--http-isolate", "user"), ("--http-cors", "*")])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--http-keys", "k"), ("--http-isolate", "user"), ("--http-cors", "*"), ("--http-models", "a")]
+)
 def test_options_of_the_http_interface_need_it(
     flag: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,6 +295,7 @@ def test_options_of_the_http_interface_need_it(
         (["--http", "PORT"], "cannot listen"),
         (["--http", "0", "--http-keys", "none"], "http_keys none cannot be read"),
         (["--http", "0", "--http-cors", "x"], "http_cors has 'x'"),
+        (["--http", "0", "--http-models", "a,,b"], "http_models has ''"),
         (["--http", "0", "--isolate", "connection"], "--isolate connection does not separate clients over HTTP"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from banyan.runtime import launch
+from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model.spec import SHIPPED
@@ -61,6 +61,22 @@ def test_adapter_is_a_model(
     message = anthropic_client.messages.create(model="poems", messages=HELLO, max_tokens=8, extra_body=greedy)
     assert message.model == "poems"
     assert message.content[0].text == chat("poems")[1]  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("poems")
+def test_names_given_for_the_model_replace_its_own(pocket: launch.ServerProcess) -> None:
+    http = config.HTTPConfig(socket=str(pocket.socket), address="0", models="gpt-4o, team:small")
+    with closing(launch.start_gateway(http)) as gateway:
+        found = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+        assert [one.id for one in found.models.list().data] == ["gpt-4o", "team:small", "poems"]
+        assert found.models.retrieve("team:small").id == "team:small"
+        assert found.models.retrieve("poems").to_dict()["parent"] == "gpt-4o"
+        for name in ("gpt-4o", "team:small", "poems", "gpt-4o:poems", "team:small:poems"):
+            reply = found.chat.completions.create(model=name, messages=HELLO, temperature=0, max_tokens=8)
+            assert reply.model == name
+        for name in ("pocket", "pocket:poems", "team", "gpt-4o:"):
+            with pytest.raises(openai.NotFoundError, match="runs 'gpt-4o' and its adapters poems, not"):
+                found.chat.completions.create(model=name, messages=HELLO, max_tokens=8)
 
 
 def test_unknown_or_unloaded_adapter_is_not_found(poems: client.Client, openai_client: openai.OpenAI) -> None:
