@@ -474,7 +474,7 @@ def main() -> None:
         options.error("--peer-dtype does not change llama.cpp's dtype")
     named = ["banyan", *HTTP, *(name for name, _ in args.server), *(peer for peer in PEERS if getattr(args, peer))]
     if twice := [name for name, n in Counter(named).items() if n > 1]:
-        options.error(f"--server needs another name than {', '.join(twice)}, which another system has")
+        options.error(f"--server needs a name other than {', '.join(twice)}, which another system has")
     dtype = args.model.name.rpartition("-")[2]
     ours = {name: json.loads(value) for name, value in (option.split("=", 1) for option in args.set)}
     ceiling = ceilings(dtype)

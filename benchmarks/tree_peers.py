@@ -152,7 +152,7 @@ class SGLang(Adapter):
         self.tree.path_device_indices(node)
         self.evict(512)
         self.insert(key, pages)
-        _, node = self.match(key)  # the tree may have other slots than the request
+        _, node = self.match(key)  # the tree's slots may differ from the request's
         self.tree.path_device_indices(node)
         second = self.lock(node)
         self.unlock(first)

@@ -97,7 +97,7 @@ class Lease:
 
     def keep_state(self, position: int, may_evict: bool = True) -> int:
         """Claims a slot for the state after `position` tokens, which the next forward pass computes. Returns the slot;
-        -1 if no slot can be had. `publish` stores the state in the tree together with these tokens."""
+        -1 if no slot is available. `publish` stores the state in the tree together with these tokens."""
         assert self.cache.states is not None
         slot = self.cache.states.claim(may_evict)
         if slot >= 0:
@@ -136,7 +136,7 @@ class Lease:
             self.window.shrink(n_kept)
 
     def publish(self, ids: bytes, is_query: bool = True) -> None:
-        """Stores the tokens `ids` in the tree, from the first one on. Forward passes must have computed their KV.
+        """Stores `ids` in the tree, starting with the first token. Forward passes must have computed their KV.
         is_query: whether the statistics of hits count the lease's prompt.
 
         `ids` continues what was published before, and has at most `n_slots` tokens. If another lease has published the
@@ -419,7 +419,7 @@ class Cache:
             self.host.save()
 
     def _claim(self, n: int) -> list[int]:
-        """Takes n pages for a lease, by eviction if needed. Returns an empty list if fewer than n can be had."""
+        """Takes n pages for a lease, by eviction if needed. Returns an empty list if fewer than n are available."""
         n_short = n - len(self.pool.free)
         if n_short > 0:
             if n_short > self.tree.n_evictable:

@@ -189,7 +189,7 @@ def _check_holds(cache: Cache, nodes: list[Node]) -> None:
             holds.update(path)
             _must(isinstance(root, Root) and root.namespace == hint.namespace, "a hint holds what is not in the tree")
             above = hint.node.parent.path if hint.node.parent else b""
-            _must(hint.ids.startswith(above), "a hint holds other tokens than its own")
+            _must(hint.ids.startswith(above), "a hint holds tokens that are not its own")
     for node in nodes:
         _must(node.n_holds == holds[node], f"{_name(node)} has {node.n_holds} holds, but {holds[node]} hints")
 
@@ -201,7 +201,7 @@ def _queued(queue: EvictionQueue) -> Iterator[Node]:
     while node.next is not queue:
         _must(node.next.prev is node and node.next not in seen, f"the {queue.reason} queue is not a circular list")
         node = node.next
-        _must(node.queue is queue, "a node is in another queue than it refers to")
+        _must(node.queue is queue, "a node is not in the queue that it refers to")
         seen.add(node)
         yield node
     _must(queue.prev is node, f"the {queue.reason} queue is not a circular list")
@@ -264,10 +264,10 @@ def check_lease(lease: Lease) -> None:
     page = cache.page
     *path, root = upward(end)
     pages = [page for node in reversed(path) for page in node.pages]
-    _must(isinstance(root, Root) and root.namespace == lease._namespace, "a lease is in another namespace than its own")
+    _must(isinstance(root, Root) and root.namespace == lease._namespace, "a lease is not in its own namespace")
     _must(lease.is_open, "a closed lease is listed as open")
-    _must(lease._ids.startswith(end.path), "a lease locks a path of other tokens than its own")
-    _must(list(lease.pages[: len(pages)]) == pages, "a lease reads other pages than the tree has for its tokens")
+    _must(lease._ids.startswith(end.path), "a lease locks a path whose tokens are not its own")
+    _must(list(lease.pages[: len(pages)]) == pages, "a lease reads pages that differ from the tree's for its tokens")
     _must(end.end <= lease._n_computed <= lease.n_slots, "a lease has computed more tokens than it has room for")
     if source is not None:
         first = next((node for node in upward(source) if node.parent is end), None)
@@ -275,7 +275,7 @@ def check_lease(lease: Lease) -> None:
             raise Corrupt("the source of a copy is not a descendant of the node where the lease's published tokens end")
         rest = lease._ids[4 * end.end : 4 * lease.n_cached]
         _must(first.key.startswith(rest) and 0 < len(rest) < 4 * page, "the source of a copy holds other tokens")
-        _must(all(copy[0] == first.pages[0] for copy in lease._copies), "a copy reads another page than its source's")
+        _must(all(copy[0] == first.pages[0] for copy in lease._copies), "a copy reads a page that is not its source's")
     _must(source is not None or not lease._copies, "a copy has no locked source")
     if end.end % page:
         owners = [other for other in cache.leases if other.node is end]

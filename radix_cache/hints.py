@@ -1,4 +1,4 @@
-"""Hints of programs about prefixes: which are needed again, which must stay, which can go.
+"""Hints of programs about prefixes: which will be needed again, which must be kept, which may be evicted.
 
     hint = cache.handle(ids)              # a hint on the prefix `ids`
     hint.expect(steps)                    # it is needed again in about `steps` steps

@@ -114,7 +114,7 @@ class Host:
                     self.copies[node] = None
 
     def _claim(self, n: int) -> list[int]:
-        """Takes n pages of host memory, by eviction if needed. Returns an empty list if fewer than n can be had."""
+        """Takes n pages of host memory, by eviction if needed. Returns an empty list if fewer than n are available."""
         if n > self.n_pages:
             return []
         free = self.free

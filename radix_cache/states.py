@@ -56,7 +56,7 @@ class StateSlots(NodeSlots):
         return copies
 
     def claim(self, may_evict: bool = True) -> int:
-        """Takes a slot, by eviction if needed and allowed. Returns -1 if none can be had."""
+        """Takes a slot, by eviction if needed and allowed. Returns -1 if none is available."""
         if not self.free and self.nodes and may_evict:
             slot = min(self.nodes, key=self._order)
             node = self.nodes[slot]

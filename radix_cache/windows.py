@@ -84,7 +84,7 @@ class WindowPages(NodeSlots):
         return self.find(node, missing * page)
 
     def claim(self, n: int) -> list[int]:
-        """Takes n pages for a lease, by eviction if needed. Returns an empty list if fewer than n can be had."""
+        """Takes n pages for a lease, by eviction if needed. Returns an empty list if fewer than n are available."""
         if n > self.n_available:
             return []
         n_rotated = 0
@@ -191,7 +191,7 @@ class WindowTable:
     def copy(self, source: Node, n_slots: int) -> bool:
         """Claims a page, and orders a copy of the first n_slots slots of the first page of `source` to it. The copy is
         an entry of `copies`: (~source page, ~destination page, n_slots). Returns False, and changes nothing, if no page
-        can be had."""
+        is available."""
         page = source.states[source.start + self._window.page]
         self._window.use(page)
         if not (claimed := self._window.claim(1)):

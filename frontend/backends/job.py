@@ -314,7 +314,7 @@ def features(job: Job) -> Iterator[str]:
 
 
 def open_role(pieces: PieceList[Piece], at: int) -> str | None:
-    """The role of the turn that is open in front of piece number `at`; None outside of turns."""
+    """The role of the turn that is open before piece `at`; None outside of turns."""
     for piece in reversed(pieces[:at]):
         match piece:
             case wire.BeginTurn(role=role):

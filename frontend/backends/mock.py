@@ -73,7 +73,7 @@ class Mock:
     "json_schema", "grammar", "choices"), "select" and its methods, "tools", "image", "raw", "roles" and "stream".
 
     latency: seconds until an answer comes, or a function that returns them for a MockCall. With 0, the answer comes at
-    once, in the caller's thread, or on a thread of the Mock if a tool or a timer goes on with the program. The text of
+    once, in the caller's thread, or on a thread of the Mock if a tool or a timer resumes the program. The text of
     a gen that streams comes word by word, spread over the latency.
     """
 

@@ -430,7 +430,7 @@ def _join(options: argparse.Namespace) -> ServerBackend:
 
 
 def _check_is_banyan(runtime: ServerBackend, where: str) -> None:
-    """ConfigError: another server than Banyan's answered at the URL `where`, and `connect` returned an OpenAI
+    """ConfigError: a server other than Banyan's answered at the URL `where`, and `connect` returned an OpenAI
     backend."""
     if not hasattr(runtime, "client"):
         raise ConfigError(f"{where} is not a server of Banyan")

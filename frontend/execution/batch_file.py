@@ -85,7 +85,7 @@ class BatchRecord(msgspec.Struct):
 
 
 class _FailedRecord(BatchRecord):
-    """What stands in the place of an item that failed, and so has no line in the file."""
+    """Placeholder for an item that failed, and so has no line in the file."""
 
     failure: Any = None
 

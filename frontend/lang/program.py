@@ -588,7 +588,7 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     """Decorator, with or without parentheses: makes a program of a function. The first parameter is the state.
 
     An `async def` becomes an AsyncProgram, whose state is an AsyncState. In a method, the state comes after `self`.
-    BadProgram: there is no parameter, one is called "opts", a method has `self` at another place than the first, or the
+    BadProgram: there is no parameter, one is called "opts", a method's first parameter is not `self`, or the
     function is a generator.
 
     num_api_spec_tokens: for APIs that charge per request (`OpenAI`). A gen with stop strings requests this many tokens,

@@ -180,7 +180,7 @@ def _span(span: PromptSpan, labelled: set[int]) -> str:
 
 
 def _calls(gen: GenHistory) -> str:
-    """The HTML of the tool calls of an unfinished gen, as far as they have returned: a line for each."""
+    """The HTML of the tool calls of an unfinished gen that have returned so far, one line each."""
     calls = [call for turn in gen.rounds for call in turn.calls]
     return "".join(escape(f"{call.name}({_arguments(call)}): {call.result}\n") for call in calls)
 

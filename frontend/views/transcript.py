@@ -79,7 +79,7 @@ class Transcript:
 def role_markers(chat: ChatMarkers | None, role: str, is_first: bool = False) -> tuple[str, str]:
     """The texts that the chat template writes before and after a turn of `role`: (before, after).
 
-    is_first: whether the turn is the first one. Before a first turn of another role than system, the template may write
+    is_first: whether the turn is the first one. Before a first turn whose role is not system, the template may write
     a default system prompt; this is then part of the text before the turn. If the template does not know the role, the
     turn gets no markers, and the server will fail it.
     """

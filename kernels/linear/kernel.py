@@ -21,7 +21,7 @@ from banyan.kernels.linear.packed import GroupedRows
 from banyan.kernels.write_kv.kernel import widen
 
 HALF = tl.constexpr(packed.HALF)
-MANY_ROWS = 129  # from so many rows on, the weight is dequantised once
+MANY_ROWS = 129  # with at least this many rows, the weight is dequantised once
 WARPS = 8  # per multiprocessor, about; if there are fewer, the inputs are cut into parts
 
 

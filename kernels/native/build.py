@@ -29,7 +29,7 @@ from banyan.kernels.native import self_test
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("attention.cpp", "ops.cpp"))
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "--param=avoid-fma-max-bits=0")
 """The last flag turns off an optimisation of GCC for AMD's processors: it splits fused multiply-adds in loops with only
-one chain of them, so that a row that is multiplied alone would have other bits than the same row among others."""
+one chain of them, so that a row's result would depend on whether it is multiplied alone or in a batch."""
 DTYPES = (torch.float32, torch.bfloat16)  # the dtypes that the library supports; torch computes all others
 
 _log = logging.getLogger("banyan.kernels")

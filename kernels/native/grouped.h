@@ -6,7 +6,7 @@
 //
 // A panel is 16 columns: [group][8 quads][16 columns][4 k], as bytes (8 bits), or with quads 2i and 2i + 1 in the low
 // and high halves of bytes (4 bits). Numbers are stored without a sign, as number + `zero`; the dot product with `zero`
-// is subtracted. Floats of 4 bits (E2M1) are stored as they are; a table gives their doubles (2 x), which are integers.
+// is subtracted. Floats of 4 bits (E2M1) are stored as they are; a table gives twice their value, which is an integer.
 // Scales and minimums are float16 [group][16], divided by a factor per column.
 #pragma once
 

@@ -89,7 +89,7 @@ class ProgramHandle:
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         """Call `callback`, which must not block, on the I/O thread with each piece of text of the streaming gen `ref`,
-        from the first one on. An exception in it fails the future of `ref`."""
+        starting with the first. An exception in it fails the future of `ref`."""
         self._futures.on_delta(ref, callback)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:

@@ -54,7 +54,8 @@ tree is small, and for 10 s if it has 100,000 nodes."""
 
 
 STATES_PER_REQUEST = 4
-"""Most slots of recurrent state per running request: one for the request itself, the others for states in the tree."""
+"""Maximum number of recurrent-state slots per running request: one for the request itself, the others for states in the
+tree."""
 
 
 def claim_states(model: HfModel, resolved: Resolved, max_running: int) -> StatePool:

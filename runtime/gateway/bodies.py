@@ -29,8 +29,8 @@ _WHERE = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])*`)?
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """Decode a JSON body into a Struct of the type `kind`. Unknown fields are left out if they are null or ask for what
-    happens anyway (NO_OPS). HTTPError 400: the body is not JSON, or does not fit the type; the error names the
+    """Decode a JSON body into a Struct of the type `kind`. Unknown fields are dropped if they are null or request
+    the default behaviour (NO_OPS). HTTPError 400: the body is not JSON, or does not fit the type; the error names the
     field."""
     data: Any = None  # the body as plain data, if it has such fields
     try:

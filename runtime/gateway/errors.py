@@ -83,7 +83,7 @@ def http_error(error: BanyanError, field: str | None = None) -> HTTPError:
     the reason, and the client does not."""
     status = next((status for status, classes in _STATUSES.items() if isinstance(error, classes)), 500)
     code = TOO_LONG if isinstance(error, errors.PromptTooLong) else error.code
-    message = error.message.rpartition(f"{errors.EARLIER_OP}: ")[2]  # the earlier op appends the prompt
+    message = error.message.rpartition(f"{errors.EARLIER_OP}: ")[2]  # the earlier op is the Append of the prompt
     if type(error) in (errors.RuntimeLost, errors.ConnectFailed):  # their messages have the path of the server's socket
         _print_once(message)
         message = "the server is gone"

@@ -67,7 +67,7 @@ def chat_parts(request: HTTPRequest, body: ChatRequest) -> tuple[wire.Part, ...]
 
 
 def chat_gen(request: HTTPRequest, body: ChatRequest, adapter: str = "") -> wire.Gen:
-    """The gen of a chat request, with the state 0 and the ref 0. adapter: the name of the adapter; "": none. HTTPError:
+    """The gen of a chat request, for state 0 and ref 0. adapter: the name of the adapter; "": none. HTTPError:
     an option is invalid."""
     chat, welcome = chat_markers(request), request.client.welcome
     n_most = welcome.max_context if body.max_completion_tokens is None else body.max_completion_tokens

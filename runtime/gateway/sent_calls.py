@@ -32,5 +32,6 @@ class SentCalls:
                 yield wire.CallPiece(call.id, arguments=call.arguments[n:])
 
     def is_cut(self, sample: wire.Sample) -> bool:
-        """Whether the last call that was sent is none of the whole output, because it was cut off or is invalid."""
+        """Whether the last call that was sent is missing from the complete output, because it was cut off or is
+        invalid."""
         return bool(self._n_sent) and [*self._n_sent][-1] not in [call.id for call in sample.calls]

@@ -174,7 +174,7 @@ class Eagle3(Eagle):
 
 def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> Medusa:
     """Read the Medusa heads in the directory `path` to `device` in `dtype`. BadModel: their tensors are missing.
-    Unsupported: they were made for another model than `large`."""
+    Unsupported: they were made for a different model from `large`."""
     with _checkpoint(path) as weights:
         shapes = {name: stored.shape for name, stored in weights.tensors.items()}
         numbers = [int(first) for name in shapes if (first := name.partition(".")[0]).isdecimal()]
@@ -185,8 +185,8 @@ def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch
         def linear(name: str, n_out: int, has_bias: bool) -> Linear:
             shape = shapes.get(f"{name}.weight", (n_out, large.hidden))
             if shape != (n_out, large.hidden):
-                raise Unsupported(f"{path.name} was made for another model than {large.name}: {name} is {list(shape)}, "
-                                  f"but must be {[n_out, large.hidden]}")  # fmt: skip
+                raise Unsupported(f"{path.name} was made for a different model from {large.name}: {name} is "
+                                  f"{list(shape)}, but must be {[n_out, large.hidden]}")  # fmt: skip
             weight = weights.take(f"{name}.weight").to(device, dtype)
             return Linear(weight, weights.take(f"{name}.bias").to(device, dtype) if has_bias else None)
 
@@ -204,12 +204,12 @@ def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch
 
 def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dtype, max_context: int) -> Eagle:
     """Read the EAGLE or EAGLE-3 head in the directory `path`, for the target model `large`. BadModel: its tensors are
-    missing or invalid. Unsupported: it was made for another model, or has another structure."""
+    missing or invalid. Unsupported: it was made for a different model, or its structure differs."""
     c, is_newer = _dense(path), kind_of(path) == "eagle3"
     if c.hidden_size != large.spec.hidden or c.vocab_size != large.spec.vocab_size or c.num_hidden_layers != 1:
         raise Unsupported(
-            f"{path.name} was made for another model than {large.spec.name}: hidden size, vocabulary and layers are "
-            f"{c.hidden_size}, {c.vocab_size} and {c.num_hidden_layers}, but must be {large.spec.hidden}, "
+            f"{path.name} was made for a different model from {large.spec.name}: hidden size, vocabulary and layers "
+            f"are {c.hidden_size}, {c.vocab_size} and {c.num_hidden_layers}, but must be {large.spec.hidden}, "
             f"{large.spec.vocab_size} and 1"
         )
     inv_freq, scale = frequencies(c.rope, c.dim, max_context)
@@ -277,7 +277,7 @@ def _layers_read(n_layers: int) -> tuple[int, ...]:
 
 def _check_layers(path: Path, n_layers: int) -> None:
     """Check that an EAGLE-3 head in `path` fits a target model with `n_layers` layers. Unsupported: the head reads
-    hidden states after other layers than `_layers_read` gives, or the model has fewer than 7 layers."""
+    hidden states after layers other than those of `_layers_read`, or the model has fewer than 7 layers."""
     config = read_json(path / "config.json") or {}
     named = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     early, middle, late = _layers_read(n_layers)

@@ -97,7 +97,7 @@ class Checkpoint:
     def take(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
         """Read the tensor `name` to the CPU. A tensor from safetensors keeps its stored dtype; one from GGUF is
         converted to the checkpoint's `dtype`. dtype: the dtype in which safetensors must have the tensor; None: any
-        float. BadModel: the tensor is missing, or has another shape than `shape`; Unsupported: it is stored in another
+        float. BadModel: the tensor is missing, or its shape is not `shape`; Unsupported: it is stored in another
         dtype."""
         stored = self.tensors.get(name)
         if stored is None:

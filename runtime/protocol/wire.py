@@ -1015,7 +1015,7 @@ class Pulled(Wire, frozen=True):
 
 
 class Notice(Wire, frozen=True):
-    """A line for people: what a starting engine spends seconds on, or what it lacks."""
+    """A line for people: what slows down the start of an engine, or what is missing."""
 
     text: str
 

@@ -89,7 +89,7 @@ def test_server_with_the_name_of_another_system_is_refused(
     monkeypatch.setattr(sys, "argv", ["serving.py", "no-model", "--server", name, "x", *others])
     with pytest.raises(SystemExit):
         serving.main()
-    assert f"--server needs another name than {name}, which another system has" in capsys.readouterr().err
+    assert f"--server needs a name other than {name}, which another system has" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class ApiSpeculation:
         """Returns the answer to `job` from kept text; None if the job needs a request.
 
         BadOutput: the kept text does not fit, and no request can help, because this chat API cannot continue a turn.
-        The text differs from what the program appended, or was generated with other options than those of `job`.
+        The text differs from what the program appended, or was generated with options that differ from those of `job`.
         """
         assert isinstance(job.op, wire.Gen)
         context, begun = self._split(job)
@@ -78,7 +78,7 @@ class ApiSpeculation:
             if found is not None:
                 return found
         if self._is_whole_turn:
-            why = "it has other options than those before it" if is_continued and rest else ""
+            why = "its options differ from those of the gens before it" if is_continued and rest else ""
             raise BadOutput(_mismatch(ahead.text, [begun, job.op], why))
         return None
 

@@ -42,11 +42,11 @@ FORESIGHT = 1.0
 With 0, requests start as long as there is a page, and retract each other."""
 
 MAX_ASKING = 4
-"""How many waiting requests ask for their images at a time."""
+"""How many waiting requests may be waiting for images that they asked for."""
 
 BESIDE = 0.75
-"""The most that the rows of one client may cost in a step with decodes of another client, as a share of the step's
-fixed cost."""
+"""When a step also decodes for another client, the rows of one client may cost at most this share of the step's fixed
+cost."""
 
 _rank = attrgetter("key")
 

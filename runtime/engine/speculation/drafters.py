@@ -61,7 +61,7 @@ def find(config: Config, large: Path) -> DraftSource | None:
     for i in sorted(theirs.keys() & ours.keys()):
         if theirs[i] != ours[i]:
             raise ConfigError(
-                f"draft_model {config.draft_model} has another tokenizer than {config.model}: token {i} is "
+                f"draft_model {config.draft_model} uses a different tokenizer from {config.model}: token {i} is "
                 f"{theirs[i]!r} in the one and {ours[i]!r} in the other; name a model of the same family"
             )
     small = spec.read_spec(path)

@@ -1,4 +1,4 @@
-"""Moves KV between this engine and others, piece by piece between its steps.
+"""Transfers KV to and from other engines, a few MiB at a time, between steps.
 
 In a pull, the source leases the longest stored prefix and copies its pages into a buffer; then the lease ends. The
 puller claims pages like a request, fills them from the buffer, and publishes the tokens. So a prefix enters the tree

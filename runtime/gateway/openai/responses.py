@@ -308,15 +308,15 @@ class ResponseEvents:
         return str(self._output[-1]["type"]) if is_open else ""
 
     def delta(self, delta: wire.Delta) -> bytes:
-        """The events for a further piece of text or of a call. A piece of another kind than the open item ends this
-        item and begins a new one."""
+        """The events for a further piece of text or of a call. A piece whose kind differs from that of the open item
+        ends this item and begins a new one."""
         if delta.call is not None:
             return self._call(delta.call)
         if not delta.text:  # a thought that has only logprobs
             return b""
         kind = "reasoning" if delta.is_thought else "message"
         data = b""
-        if (before := self._open()) != kind:  # text after a call is the text of a call that was none
+        if (before := self._open()) != kind:  # text after a call: the "call" was not one after all
             data = self.close("incomplete" if before == "function_call" else "completed") + self._begin(kind)
         part = self._output[-1]["content"][0]
         part["text"] += delta.text

@@ -18,7 +18,7 @@ from banyan.runtime.server.engine_link.requests import check_priority, check_sec
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 MAX_SHARED = 1024
-"""Most shared budgets of one client that are remembered. For later programs, a forgotten budget counts from 0 again."""
+"""How many shared budgets are kept per client. For later programs, a budget that was dropped counts from 0 again."""
 
 
 ENDED = 16

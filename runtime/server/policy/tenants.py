@@ -1,6 +1,6 @@
 """Tenants: an access token tells which tenant a client belongs to, and root keys keep the KV of tenants apart.
 
-A token file has one token a line: the tenant's name, the token, and optionally the word `operator`. A tenant may have
+A token file has one token per line: the tenant's name, the token, and optionally the word `operator`. A tenant may have
 several tokens, so that they can be changed without downtime. Without tokens, all clients are one tenant, which has all
 rights. Only digests of tokens are kept, and a given token is compared with all of them in constant time.
 """
@@ -125,7 +125,7 @@ class Tenants:
             if hmac.compare_digest(digest, known):
                 found = tenant
         if found is None:
-            what = "the token is wrong" if hello.token else "it wants a token"
+            what = "the token is wrong" if hello.token else "this server requires a token"
             raise WrongToken(f"{what}; give connect(..., token=...), or set {TOKEN} to the one you were given")
         return found
 

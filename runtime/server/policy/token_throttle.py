@@ -14,7 +14,8 @@ from collections.abc import Callable
 from banyan.runtime.server.policy.run_limits import Timers
 
 FREE = 4
-"""This many wrong tokens of one address delay nobody. The count of an address halves every HALF_LIFE seconds."""
+"""The first FREE wrong tokens from an address cause no delay. The count of an address halves every HALF_LIFE
+seconds."""
 HALF_LIFE = 60.0
 FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
 """Seconds. MAX_PAUSE is short, because a peer that guesses delays the other peers of its address."""

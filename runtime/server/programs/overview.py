@@ -1,4 +1,4 @@
-"""An overview of programs for people: their branches, and how many tokens each gen took from the tree, computed and
+"""A human-readable overview of programs: their branches, and how many tokens each gen took from the tree, computed and
 drafted. It contains no text of a program, except the names that the program chose."""
 
 from __future__ import annotations

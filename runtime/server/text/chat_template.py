@@ -259,7 +259,7 @@ class ChatTemplate:
         before = self.prefix([question], ASSISTANT, now)
         whole = self.render([question, ChatMessage(ASSISTANT, "", calls)], now=now)
         if not whole.startswith(before):
-            raise BadProgram("the model's chat template begins a turn with calls in another way than other turns")
+            raise BadProgram("the model's chat template begins a turn with calls differently from other turns")
         written = whole[len(before) :]
         reasoning, mark, rest = written.partition("</think>")
         if mark and reasoning.strip() in ("", "<think>"):

@@ -1,8 +1,8 @@
 """Jinja for untrusted templates: Hugging Face's environment, with a budget for each rendering.
 
 A chat template comes with the model, and is a program. The sandbox of Jinja keeps it from files and from Python's
-internals, but not from nested loops or `'x' * 10**9`. Here all that takes time or memory is paid from a budget: each
-block of the template, each text that it makes, each call. A unit of the budget is about one character.
+internals, but not from nested loops or `'x' * 10**9`. Here everything that costs time or memory is charged to a budget:
+each block of the template, each text that it makes, each call. A unit of the budget is about one character.
 """
 
 from __future__ import annotations

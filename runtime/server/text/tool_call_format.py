@@ -227,8 +227,8 @@ class Form(NamedTuple):
 
     def _as_written(self, call: WireToolCall, text: str, at: int) -> WireToolCall:
         """Returns the call with the name and the arguments as the model wrote them, which a stream may have passed on.
-        If its keys have another order than those of the format, the call is returned as it is. at: the index after the
-        call mark."""
+        If its keys are in a different order from those of the format, the call is returned as it is. at: the index
+        after the call mark."""
         to_name, to_arguments = self.opening()
         if call.error or (name := to_name.match(text, at)) is None:
             return call

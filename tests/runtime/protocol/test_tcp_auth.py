@@ -110,7 +110,7 @@ def test_bn_connect_takes_key_and_token_from_arguments_or_environment(
             (TOKEN, "", "needs the server's public key"),
             (TOKEN, "x" * 39, "neither a key of 40 characters nor a file"),
             (TOKEN, "\x7f" * 40, "is not a key"),
-            ("", "right", "it wants a token"),
+            ("", "right", "this server requires a token"),
             ("wrong-0123456789abcdef", "right", "the token is wrong"),
         ],
         lambda token, key, error: token != TOKEN or key == "another",

@@ -310,7 +310,7 @@ def test_unsupported_heads_are_refused(
         config = json.loads((folders[kind] / "config.json").read_text())
         save_file(tensors | (other or {}), wrong / "model.safetensors")
         (wrong / "config.json").write_text(json.dumps(config if other else config | {"vocab_size": 999}))
-        with pytest.raises(Unsupported, match="was made for another model"):
+        with pytest.raises(Unsupported, match="was made for a different model"):
             engine(model_path, wrong)
     with pytest.raises(Unsupported, match="does not show them; name a smaller model"):
         engine(tiny_model("gemma2"), folders["medusa"])

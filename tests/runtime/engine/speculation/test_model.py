@@ -186,7 +186,7 @@ def test_draft_model_with_another_tokenizer_is_refused(tiny_model: Callable[...,
     a, b = list(vocab)[5:7]
     vocab[a], vocab[b] = vocab[b], vocab[a]
     file.write_text(json.dumps(known))
-    with pytest.raises(ConfigError, match=r"has another tokenizer than .*: token .* name a model of the same family"):
+    with pytest.raises(ConfigError, match=r"uses a different tokenizer from .*: token .* name a model of the same"):
         drafters.find(configs.make(model=str(large), draft_model=str(tmp_path / "copy")), large)
 
 

@@ -214,7 +214,7 @@ def test_wrong_token_is_refused_at_once(
 ) -> None:
     server = serve(options={"token_file": token_file(TOKENS)}, say={"a": "b"})
     with contextlib.closing(client.connect(server.socket, 30, ANN)) as good:
-        for token, error in (("", "it wants a token"), ("x" * 30, "the token is wrong"), (ANN[:-1], "is wrong")):
+        for token, error in (("", "requires a token"), ("x" * 30, "the token is wrong"), (ANN[:-1], "is wrong")):
             start = time.monotonic()
             with pytest.raises(ConnectFailed, match=error):
                 client.connect(server.socket, 30, token)
