@@ -164,7 +164,7 @@ class Extraction(NamedTuple):
 
 
 MAX_TOKENS = 96
-"""The most tokens of an answer."""
+"""Maximum number of tokens of an answer."""
 _TYPES = {str: "string", int: "integer", float: "number"}
 
 

@@ -56,7 +56,7 @@ N_TOKENS, N_TOKENS_QUICK = 1900, 400
 N_BEFORE = 20
 """The hostile client sends after the neighbour has received so many messages."""
 MESSAGE = 1 << 19
-"""The most bytes of ops in one message, if it has several ops."""
+"""Maximum number of bytes of ops in one message, if it has several ops."""
 SERVER = (sys.executable, "-c", """
 import sys, time
 from banyan.runtime.server.telemetry import loop_times

@@ -60,7 +60,7 @@ KV = "2GiB"
 PEERS = {"vllm": "Python", "sglang": "Python", "transformers": "Python", "llamacpp": "llama-server"}
 """Peer -> what its option names."""
 BOUNDS = {"W1": 0.67, "W2": 0.85, "W3": 0.8, "W4": 0.75, "W5": 1.0, "W6": 0.67}
-"""Targets: the most that our wall time may be, as a share of vLLM's."""
+"""Targets: upper limits of our wall time, as a share of vLLM's."""
 HTTP = {"programs", "completions"}
 """Systems that are our server over HTTP. Their wall time may be at most HTTP_BOUND times that over the socket."""
 HTTP_BOUND = 1.1

@@ -12,10 +12,10 @@ from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.node import Node, Root, upward
 
 N_IDS = 24
-"""The most token ids that are shown of a node."""
+"""Maximum number of token ids that are shown of a node."""
 N_OWNERS = 8
 MAX_NODES = 5000
-"""The most nodes in a snapshot, even if the caller asks for more."""
+"""Maximum number of nodes in a snapshot, even if the caller asks for more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class WindowPages(NodeSlots):
 
     @staticmethod
     def need(window: int, n_ahead: int, page: int, n_first: int = 0) -> int:
-        """The most pages that one lease claims."""
+        """Maximum number of pages that one lease claims."""
         return -(-(window + n_ahead) // page) + 2 - (-n_first // page)
 
     @property

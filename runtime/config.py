@@ -595,8 +595,8 @@ def tokens_ahead(config: Config, device: str, n_whole_rows: int = 0) -> int:
 
 
 def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
-    """The most pages of windowed layers that one request needs. Returns 0 if windowed layers have no pages of their
-    own. This is so if
+    """Maximum number of pages of windowed layers that one request needs. Returns 0 if windowed layers have no pages of
+    their own, which is so if
 
     - a full context needs no more pages than that,
     - a layer has a recurrent state,

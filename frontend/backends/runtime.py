@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 LOADING = 600.0
-"""The most seconds that an adapter may take to load."""
+"""Maximum time in seconds that an adapter may take to load."""
 
 _holding = threading.Lock()
 _holders: WeakKeyDictionary[Client, WeakSet[ServerBackend]] = WeakKeyDictionary()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 ENDING = 24 * 3600.0
-"""The most seconds that a drained engine may take to end, a new one to start, or a roll to finish."""
+"""Maximum time in seconds that a drained engine may take to end, a new one to start, or a roll to finish."""
 
 
 def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:

@@ -156,7 +156,7 @@ def _parser() -> Parser:
     batch.add_argument("--in", dest="rows", required=True, type=Path, metavar="ROWS", help=text)
     text = f"the results ({formats}); .jsonl is written as rows finish, the others at the end, from RESULTS.jsonl"
     batch.add_argument("--out", required=True, type=Path, metavar="RESULTS", help=text)
-    text = "the most rows that run at once (default: 256)"
+    text = "maximum number of rows that run at once (default: 256)"
     batch.add_argument("--concurrency", type=_positive, metavar="N", help=text)
     _add_config(batch, socket_help=_JOIN)
 

@@ -34,9 +34,9 @@ OnError = Literal["raise", "return"]
 
 
 class BatchPlan(NamedTuple):
-    """What a batch runs. start(i, limits): creates the run of item i. concurrency: the most programs at once; None:
-    MAX_IN_FLIGHT. limits: starts the limits of the batch. bar: gives the progress bar, if there is one, to the block in
-    which the batch runs."""
+    """What a batch runs. start(i, limits): creates the run of item i. concurrency: maximum number of programs at once;
+    None: MAX_IN_FLIGHT. limits: starts the limits of the batch. bar: gives the progress bar, if there is one, to the
+    block in which the batch runs."""
 
     n: int
     start: Callable[[int, Limits], ProgramRun[Any]]

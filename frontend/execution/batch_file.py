@@ -47,7 +47,7 @@ CHUNK = 4096
 """Items in memory at a time. At the end of a chunk, for about the duration of one run, fewer programs run at once than
 the concurrency allows."""
 MAX_ERRORS = 100
-"""Most errors that are kept, because an error holds the run that failed. Further items share one error."""
+"""Maximum number of errors that are kept, because an error holds the run that failed. Further items share one error."""
 
 
 class BatchRecord(msgspec.Struct):

@@ -140,8 +140,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Toolbox:
-    """The tools of a gen and their limits. timeout: seconds per call; None: no limit. max_output: the most characters
-    of a result that the model gets."""
+    """The tools of a gen and their limits. timeout: seconds per call; None: no limit. max_output: maximum number of
+    characters of a result that the model gets."""
 
     def __init__(
         self,

@@ -135,7 +135,7 @@ def _drawing(root: TreeNode, n_cached: int) -> str:
     n_rows: dict[int, int] = {}  # id(node) -> rows of its subtree, one per leaf and per folded group
     for node in reversed(order):
         n_rows[id(node)] = max(1, sum(n_rows[id(c)] for c in node.children) + bool(node.children and node.n_folded))
-    depth = n_tokens = 0  # the most nodes and the most tokens on a path; a folded group counts as a node
+    depth = n_tokens = 0  # the maximum of nodes and of tokens on a path; a folded group counts as a node
     paths = [(root, 0, 0)]
     while paths:
         node, n, tokens = paths.pop()

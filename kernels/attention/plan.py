@@ -257,7 +257,7 @@ def _split(items: list[_Item], n_programs: int, n_wanted: int, least: int) -> li
 
 
 def _by_length(items: list[_Item]) -> list[_Item]:
-    """Sorts items by the number of keys that they read, the most first."""
+    """Sorts items by the number of keys that they read, most keys first."""
     return sorted(items, key=lambda item: item[3] - item[2], reverse=True)
 
 

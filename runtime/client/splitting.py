@@ -12,7 +12,8 @@ from banyan.runtime.protocol.limits import MAX_OPS, MAX_PARTS
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
 HEADER, FIELDS = 4096, 64
-"""HEADER: the most bytes of a Submit besides its ops. FIELDS: the most bytes of an Append besides its parts."""
+"""HEADER: maximum number of bytes of a Submit besides its ops. FIELDS: maximum number of bytes of an Append besides its
+parts."""
 
 
 def fits(data: bytes, ops: Sequence[wire.Op], max_message: int) -> bool:

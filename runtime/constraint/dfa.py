@@ -12,7 +12,7 @@ from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 ROWS = 16 << 20
-"""The most bytes of masks that one constraint caches."""
+"""Maximum number of bytes of masks that one constraint caches."""
 _MAX_FORCED = 64
 """`DfaConstraint.forced` looks at most this many bytes ahead."""
 

@@ -41,7 +41,7 @@ _SCALARS = ("string", "integer", "number", "boolean", "null")
 _WHITESPACE = r"/[ \t\r\n]{0,4}/"
 """The whitespace that is allowed between a trigger and its value."""
 _KINDS = {"regex": "regex", "json_schema": "JSON Schema", "grammar": "grammar", "choices": "list of choices"}
-_MAX_QUOTE = 200  # the most characters of a compiler's message that an error repeats
+_MAX_QUOTE = 200  # maximum number of characters of a compiler's message that an error repeats
 
 
 class LlgConstraint:

@@ -21,7 +21,7 @@ from banyan.runtime.model.towers import ImageInputs, ImageSpan
 from banyan.runtime.protocol import wire
 
 CACHE_BYTES = 256 << 20
-"""The most bytes of images that are kept for later requests. A request also holds its own images."""
+"""Maximum number of bytes of images that are kept for later requests. A request also holds its own images."""
 
 
 class EngineImage:
@@ -54,7 +54,7 @@ class EngineImages:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The bytes of all images, and the most that they may take."""
+        """The bytes of all images, and the maximum."""
         return self._n_bytes, CACHE_BYTES
 
     def add(self, pixels: wire.ImagePixels) -> None:

@@ -480,8 +480,8 @@ class EngineLoop:
         return wire.Answer(ask.id, True, msgspec.json.encode(result))
 
     def _kept(self) -> dict[str, tuple[int, int]]:
-        """Memory besides KV that is kept after requests have ended, by name: (its approximate bytes, the most bytes it
-        may take)."""
+        """Memory besides KV that is kept after requests have ended, by name: (its approximate bytes, the
+        maximum)."""
         kept = {
             "constraints": (self.guides.n_bytes, guides.CACHE_BYTES),
             "kv_hints": (self.kv_hints.n_bytes, kv_hints.MAX_BYTES),

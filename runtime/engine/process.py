@@ -48,7 +48,8 @@ PATIENCE = 2.0
 _PR_SET_PDEATHSIG = 1
 _MAX_ORDERS = 256  # taken before the first step: about 3 ms
 _ORDERS_SECONDS = 0.0005
-"""Most CPU seconds spent on orders between two steps, while running requests wait; half of them for receiving."""
+"""Maximum CPU time in seconds spent on orders between two steps, while running requests wait; half of them for
+receiving."""
 _log = logging.getLogger("banyan.kernels")
 _LINGER_MS = 2000  # how long a process that ends waits for the server to read its last message
 

@@ -16,7 +16,7 @@ from banyan.radix_cache.digests import prefix_digests
 BLOCK = 64
 """How many tokens a block has."""
 N_BLOCKS = 1 << 20
-"""Most blocks of an index: 67 million tokens of distinct prefixes, in about 0.35 GB for 1,000 replicas."""
+"""Maximum number of blocks of an index: 67 million tokens of distinct prefixes, in about 0.35 GB for 1,000 replicas."""
 
 
 def block_digests(namespace: bytes, ids: bytes) -> list[bytes]:

@@ -101,8 +101,8 @@ LATER = 0.1
 """A trunk with a prefill of s seconds delays later programs by LATER * s seconds. Without this cost, a replica would
 compute a trunk that another replica already has, for the smallest gain."""
 N_RESTING = 4
-"""Most resting texts that the fleet remembers, per replica on average. The oldest ones beyond that are forgotten, and
-count as texts that did not continue."""
+"""Maximum number of resting texts that the fleet remembers, per replica on average. The oldest ones beyond that are
+forgotten, and count as texts that did not continue."""
 RETURNED = 1 / 16
 """The weight of one rest in the moving average of the share of resting texts that continue."""
 FEW = 8

@@ -48,7 +48,7 @@ class FleetLoad(NamedTuple):
 
 
 class LoadScaler:
-    """Decides when to add and to remove a replica. least, most: the least and the most replicas."""
+    """Decides when to add and to remove a replica. least, most: the minimum and maximum number of replicas."""
 
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most

@@ -11,7 +11,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADERS = 64 << 10
-"""The most bytes of a request's line and headers."""
+"""Maximum number of bytes of a request's line and headers."""
 HEADER_SECONDS = 20.0
 """Seconds within which a request's line and headers must arrive. The time runs from the request's first byte; for the
 first request of a connection, from the start of the connection."""

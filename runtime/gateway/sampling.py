@@ -31,7 +31,7 @@ def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) 
     given["stop_token_ids"] = tuple(body.stop_token_ids or ())
     given["max_tokens"] = max_tokens if body.max_tokens is None else body.max_tokens
     if (body.min_tokens or 0) > given["max_tokens"]:
-        text = f"min_tokens is {body.min_tokens}, above the most tokens of an output, {given['max_tokens']}"
+        text = f"min_tokens is {body.min_tokens}, above the maximum length of an output, {given['max_tokens']}"
         raise HTTPError(400, text, param="min_tokens")
     return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 

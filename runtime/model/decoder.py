@@ -59,7 +59,7 @@ class FeatureStore(NamedTuple):
 
 
 MAX_KEPT = 1 << 15
-"""The most positions whose cos and sin are kept. With heads of 128, these take 16 MB."""
+"""Maximum number of positions whose cos and sin are kept. With heads of 128, these take 16 MB."""
 
 
 class Rotations:

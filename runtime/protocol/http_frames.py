@@ -14,7 +14,7 @@ KIND = "application/x-banyan"
 SESSION = "x-banyan-session"
 """The header of the response to POST PATH that holds the session id: further messages go to PATH/SESSION."""
 MAX_BODY = 32 << 20
-"""The most bytes of a request's body that the HTTP server reads."""
+"""Maximum number of bytes of a request's body that the HTTP server reads."""
 MAX_MESSAGE = MAX_BODY - 4
 _LENGTH = 4
 

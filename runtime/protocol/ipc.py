@@ -117,8 +117,8 @@ def listen(context: Context, path: Path, max_message: int) -> tuple[Socket, Lock
 
 
 def router(context: Context, max_message: int) -> Socket:
-    """A ROUTER socket for a server, not bound yet. max_message: the most bytes of a message. The socket also limits how
-    many messages are queued for each client, and from each client."""
+    """A ROUTER socket for a server, not bound yet. max_message: maximum number of bytes of a message. The socket also
+    limits how many messages are queued for each client, and from each client."""
     s = _socket(context, zmq.ROUTER)
     s.setsockopt(zmq.MAXMSGSIZE, max_message)
     s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone is an error

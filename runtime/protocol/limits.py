@@ -16,13 +16,14 @@ MAX_NUMBER = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 """The largest count: the engine works with 32-bit integers."""
 MAX_OPS = 1 << 15
-"""The most ops of a message or a template. Their headers take 1.5 to 3.5 ms to decode (one core of an AMD EPYC)."""
+"""Maximum number of ops of a message or a template. Their headers take 1.5 to 3.5 ms to decode (one core of an AMD
+EPYC)."""
 MAX_PARTS = 4096
 MAX_IDS = 1 << 13
 MAX_ITEMS = 1 << 15
-"""The most items of a list such as choices or arguments. This many texts take 1.5 to 2 ms to decode."""
+"""Maximum number of items of a list such as choices or arguments. This many texts take 1.5 to 2 ms to decode."""
 MAX_READ = 1 << 23
-"""The most characters of a state that is read. A text of this length takes 1 to 5 ms to send."""
+"""Maximum number of characters of a state that is read. A text of this length takes 1 to 5 ms to send."""
 MAX_NAME = 256
 MAX_LINE = 512
 MAX_ROLE = 64
@@ -39,9 +40,9 @@ MAX_RESULTS = 1024
 MAX_NODES = 1 << 16
 MAX_IMAGES = 1 << 10
 MAX_PIXELS = 1 << 25
-"""The most pixels of an image. An RGB image of this size takes 100 MiB."""
+"""Maximum number of pixels of an image. An RGB image of this size takes 100 MiB."""
 MAX_MARKS = 1 << 13
-"""The most marks of a state. A fork copies the marks of its state, which takes 1 ms for 8,192 marks."""
+"""Maximum number of marks of a state. A fork copies the marks of its state, which takes 1 ms for 8,192 marks."""
 
 
 class MessageLimit(NamedTuple):

@@ -192,7 +192,7 @@ class Sampling(Wire, frozen=True, cache_hash=True):
 
 class Tools(Wire, frozen=True):
     """Tools that a gen may call. specs: one JSON document each, {"type": "function", "function": {name, description,
-    parameters}}. max_rounds: the most turns with calls; after them, the model must answer."""
+    parameters}}. max_rounds: maximum number of turns with calls; after them, the model must answer."""
 
     specs: ToolSpecs
     max_rounds: Int32 = 4
@@ -470,7 +470,7 @@ Topic = (
 class Ask(Wire, frozen=True):
     """A question outside any program. The Answer has the same id, and JSON in its body.
 
-    stats           counters, and the bytes of caches with the most they may have; with several engines, their sums
+    stats           counters, and the bytes of caches with their maximum; with several engines, their sums
     flush           evict all KV that no program uses
     check           verify all invariants; ok is False if one is violated
     info            the model and the limits of a client, and for an operator all options, paths and processes

@@ -95,7 +95,7 @@ class OpenAI:
     turns. is_azure: the arguments are those of `openai.AzureOpenAI`. extensions: options beyond OpenAI's that this
     server has: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos, chat_template_kwargs (of a
     chat model), and prefix (the server continues a turn of the assistant that has begun). Gens with any
-    other such option are refused. max_in_flight: the most requests at a time.
+    other such option are refused. max_in_flight: maximum number of requests at a time.
 
     All requests run on one thread of the process. The client retries temporary failures (no connection, 408, 409, 429,
     5xx) max_retries times (2), after growing pauses, or after the pause that the server asks for. Other failures are
@@ -299,7 +299,7 @@ class OpenAI:
 
 
 def _total_seconds(timeout: Any) -> float | None:
-    """The most seconds that a request may take in all; None: no limit. timeout: the `timeout` of a client of
+    """Maximum time in seconds that a request may take in all; None: no limit. timeout: the `timeout` of a client of
     the openai package."""
     seconds = getattr(timeout, "read", timeout)
     return None if seconds is None else bounds.SLOWEST * seconds

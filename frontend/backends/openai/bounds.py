@@ -19,16 +19,17 @@ SLOWEST = 6.0
 """A request, with its retries, may take this many times the client's `timeout`; the timeout itself applies to each
 read."""
 UNLIMITED = 1 << 14
-"""The most tokens in the answer to a request without max_tokens, which a select on a chat model sends."""
+"""Maximum number of tokens in the answer to a request without max_tokens, which a select on a chat model sends."""
 MAX_EVENT_LINES = 1024
-"""The most lines of one event of a stream. They are limited because the package joins them in quadratic time."""
+"""Maximum number of lines of one event of a stream. They are limited because the package joins them in quadratic
+time."""
 _END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
 _END_OF_STREAM = re.compile(rb"[\r\n]data: ?\[DONE\]")
 
 
 class AnswerLimits(NamedTuple):
-    """The most that one response may have. n_line: bytes of a line of a stream. n_chars: characters of all texts and
-    arguments of calls."""
+    """Limits of one response. n_line: bytes of a line of a stream. n_chars: characters of all texts and arguments
+    of calls."""
 
     n_bytes: int = 16 << 20
     n_line: int = 16 << 20

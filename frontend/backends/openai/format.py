@@ -23,7 +23,7 @@ Kind = Literal["chat", "completion"]
 SAME = {"temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "seed", "stop", "logit_bias"}
 
 MAX_STOPS = 4
-"""Most stop strings that OpenAI's API takes."""
+"""Maximum number of stop strings that OpenAI's API takes."""
 
 # Option that only some servers have -> what to use on the others.
 EXTENSIONS = {

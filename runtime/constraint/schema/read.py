@@ -26,7 +26,7 @@ NODES, DEPTH, CHAIN, ENUM, DIGITS = 20_000, 128, 128, 10_000, 9_999
 MULTIPLE = 1e300
 """The limit of a multipleOf. The least common multiple of two numbers within this limit and DIGITS is still a float."""
 LEAST = 100_000
-"""The most items, characters or properties that a schema may require a value to have."""
+"""Maximum number of items, characters or properties that a schema may require a value to have."""
 
 ONE = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems",
        "unevaluatedProperties")  # fmt: skip

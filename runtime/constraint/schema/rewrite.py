@@ -35,9 +35,9 @@ from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, C
 from banyan.runtime.protocol.text_forms import ENFORCED_FORMATS, LOOKS_AROUND
 
 _MAX_ALTERNATIVES = 64
-"""The most alternatives that one keyword may become."""
+"""Maximum number of alternatives that one keyword may become."""
 _MAX_ARRAYS = 400
-"""The most arrays that `uniqueItems` may become."""
+"""Maximum number of arrays that `uniqueItems` may become."""
 _NO_OBJECT = {"type": [one for one in TYPES if one != "object"]}
 
 
@@ -298,7 +298,7 @@ class _SchemaWriter:
         if not free or "object" not in types or not rest.keys() & {"minProperties", "maxProperties"}:
             return []
         ways: list[Schema] = []
-        if is_closed and low <= 0:  # the most properties that may be present
+        if is_closed and low <= 0:  # the maximum number of properties
             sets = [(high, False)]
         else:
             sets = [(n, True) for n in range(len(free) + 1) if n <= high and (n >= low or not is_closed)]

@@ -11,8 +11,8 @@ from banyan.runtime.protocol.wire import EvictFirst, Hold, Release
 KVHintOrder = Hold | Release | EvictFirst
 
 MAX_BYTES = 64 << 20
-"""The most bytes of the prefixes of all hints. Beyond it, the namespace whose hints have most bytes loses its oldest
-ones. Pins outlive their programs, so without a limit a client could fill the memory."""
+"""Maximum number of bytes of the prefixes of all hints. Beyond it, the namespace whose hints have most bytes loses its
+oldest ones. Pins outlive their programs, so without a limit a client could fill the memory."""
 ENTRY = 512
 """Bytes that a hint counts for besides its prefix."""
 

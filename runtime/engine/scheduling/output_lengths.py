@@ -67,7 +67,7 @@ class Growth(NamedTuple):
 
 
 def peak(requests: Collection[Growth], page: int, enough: int = 0) -> int:
-    """Return the most pages that the requests will need at one time beyond those that they hold now. Until it ends,
+    """Return how many pages the requests will need at most at one time beyond those that they hold now. Until it ends,
     each request grows by one token per step; when it ends, its pages become free. page: tokens per page.
 
     enough: if a simple upper bound, which ignores the pages that become free, is at most `enough`, it is returned in

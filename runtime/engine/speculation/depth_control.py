@@ -48,15 +48,15 @@ MEMORY, LONG_MEMORY = 0.9, 0.998
 """Before a judged draft is added, the counts of its request are multiplied by MEMORY, and the counts of its kind by
 LONG_MEMORY."""
 MAX_CREDIT = 4
-"""The most right tokens that one draft counts for, if all its tokens are uncertain. Otherwise one long draft would
-dominate the rate."""
+"""Maximum number of correct tokens that one draft counts for, if all its tokens are uncertain. Otherwise one long draft
+would dominate the rate."""
 LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05  # thresholds that are tried
 # see the module; more for a model: its cost is certain, its gain a guess
 MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1
 MAX_MISSES = 4  # after so many proposals in a row that were not worth computing, drafters are asked less often
 MAX_PAUSE = 32
-"""Most steps in which no drafter is asked about a request. `can_skip` may add as many, so that steps can be planned
-ahead."""
+"""Maximum number of steps in which no drafter is asked about a request. `can_skip` may add as many, so that steps can
+be planned ahead."""
 RARE_HITS = 0.05
 """An ask is a step in which drafters are asked about a request. If a smaller share of recent asks led to a draft,
 pauses between asks are twice as long, and a new request starts with a pause."""
@@ -104,7 +104,7 @@ class _DraftHistory:
 
 
 _Ask = tuple[_DraftHistory, Request, int]
-"""A request that a drafter may be asked about, and the most tokens it may propose."""
+"""A request that a drafter may be asked about, and the maximum number of tokens it may propose."""
 
 
 class DepthController:
@@ -114,9 +114,9 @@ class DepthController:
     def __init__(self, drafters: Sequence[Drafter] = (), jumps: bool = True, cost: Cost | None = None,
                  max_depth: int = MAX_DEPTH, max_tree: int = MAX_TREE,
                  check_device: Callable[[], object] = lambda: None) -> None:  # fmt: skip
-        """jumps: tokens that a constraint forces are appended without sampling. max_depth: the most tokens of a draft.
-        max_tree: the most rows of one request in a step, if its draft branches. check_device: called after a drafter
-        failed; raises if the device is lost."""
+        """jumps: tokens that a constraint forces are appended without sampling. max_depth: maximum number of tokens of
+        a draft. max_tree: maximum number of rows of one request in a step, if its draft branches. check_device: called
+        after a drafter failed; raises if the device is lost."""
         self.drafters, self.jumps, self.max_depth, self.max_tree = tuple(drafters), jumps, max_depth, max_tree
         self.cost = cost or Cost()
         self._check_device = check_device
@@ -283,7 +283,7 @@ class DepthController:
         return (own.n_right + TRUST * self._kind_rates[d][kind].rate) / (own.n_judged + TRUST)
 
     def _worth_asking(self, d: int, asks: list[_Ask], n_draws: int, seconds: float) -> list[_Ask]:
-        """Choose the requests about which a drafter that runs a model is asked, and the most tokens that it may propose
+        """Choose the requests about which a drafter that runs a model is asked, and how many tokens it may propose
         for each; see the module. asks: the candidates. n_draws: how many requests sample a token. seconds: expected
         time of the step without drafts."""
         drafter, cost = self.drafters[d], self.cost

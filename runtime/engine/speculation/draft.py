@@ -73,8 +73,7 @@ class Drafter:
         it."""
 
     def kept(self) -> dict[str, tuple[int, int]]:
-        """Memory that is kept after requests have ended, by name: (its approximate bytes, the most bytes it may
-        take)."""
+        """Memory that is kept after requests have ended, by name: (its approximate bytes, the maximum)."""
         return {}
 
 

@@ -31,7 +31,7 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.model import heads
 from banyan.runtime.model.load import Model
 
-# Most rows of one request per pass. A request that lags further behind catches up over several steps.
+# Maximum number of rows of one request per pass. A request that lags further behind catches up over several steps.
 MAX_CATCH_UP = 512
 N_SECOND = 3  # number of positions at which the second best token is proposed too
 

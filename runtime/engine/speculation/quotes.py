@@ -217,7 +217,7 @@ class QuoteIndex:
             self._rules.popitem(last=False)
 
     def kept(self) -> tuple[int, int]:
-        """The approximate bytes of all rules, and the most that they may take."""
+        """The approximate bytes of all rules, and the maximum."""
         n_rules = sum(len(rules.items) for rules in self._rules.values())
         return RULE_BYTES * (len(self._rules) + n_rules), RULE_BYTES * N_KEYS * (1 + N_RULES)
 

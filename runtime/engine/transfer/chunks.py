@@ -20,7 +20,7 @@ from banyan.runtime.engine.transfer.transport import Buffer, ThreadRead, Transfe
 
 CHUNK = 1 << 20
 AHEAD = 4
-"""The most chunks that a reader has requested but not received yet."""
+"""Maximum number of chunks that a reader has requested but not received yet."""
 _ASKED = struct.Struct("=16sQQQ")  # name and number of a buffer; offset and length
 _HANDSHAKE = 4096  # bytes of a message beyond its content; CURVE's own are below 1 KiB
 _POLL_MS = 500

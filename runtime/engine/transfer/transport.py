@@ -23,7 +23,7 @@ HEADER = 64
 KEPT = 60.0
 """Seconds for which unused buffers and unused maps of others' buffers are kept."""
 MAX_BUFFERS = 1 << 30
-"""The most bytes of all buffers of an engine. A prefix that does not fit is exported in part."""
+"""Maximum number of bytes of all buffers of an engine. A prefix that does not fit is exported in part."""
 _HEAD = struct.Struct("=16sQ")
 _GRAIN = 1 << 20  # sizes of buffers are multiples of this
 

@@ -22,7 +22,7 @@ from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 
 MAX_STORED = 1024
-"""The most responses that are kept for later requests. The least recently used are dropped first."""
+"""Maximum number of responses that are kept for later requests. The least recently used are dropped first."""
 SHARE = 0.25
 """The share of the server's limits for one client (`max_client` bytes of memory, `max_programs` programs) that a
 tenant's stored responses may take."""

@@ -90,8 +90,8 @@ async def show(request: HTTPRequest) -> Reply:
 
 
 async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"], limit: int = 0) -> Any:
-    """Return the server's data of the kind `what`. limit: the most nodes, for "tree". HTTPError 403: the server
-    refuses, because the tenant is not an operator."""
+    """Return the server's data of the kind `what`. limit: maximum number of nodes, for "tree". HTTPError 403: the
+    server refuses, because the tenant is not an operator."""
     try:
         return await asyncio.to_thread(request.client.ask, what, _SECONDS, limit)
     except RuntimeLost:

@@ -6,7 +6,7 @@ import secrets
 from typing import NamedTuple
 
 MAX_PAGES, MAX_BYTES = 100, 64 << 20
-"""The most pages, and the most bytes of pages, of all clients together. The oldest pages are dropped first."""
+"""Maximum number of pages, and of their bytes, of all clients together. The oldest pages are dropped first."""
 
 
 class RunPage(NamedTuple):

@@ -31,8 +31,8 @@ class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JSONProgram:
-    """One program whose ops come in JSON requests. max_message: the most bytes that a message to the server may
-    have."""
+    """One program whose ops come in JSON requests. max_message: maximum number of bytes that a message to the server
+    may have."""
 
     def __init__(self, max_message: int) -> None:
         self._max_message = max_message

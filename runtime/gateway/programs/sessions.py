@@ -17,9 +17,9 @@ from banyan.runtime.gateway.programs.json_program import JSONProgram
 from banyan.runtime.protocol import ipc, wire
 
 MAX_SESSIONS = 256
-"""The most sessions of one tenant at a time."""
+"""Maximum number of sessions of one tenant at a time."""
 MAX_WAITING = 64 << 20
-"""The most bytes that wait for a client that does not read. A client with more loses its session."""
+"""Maximum number of bytes that wait for a client that does not read. A client with more loses its session."""
 WELCOME_SECONDS = 10.0
 
 
@@ -140,7 +140,7 @@ class Sessions:
         tenant = address.tenant
         if self._n_of[tenant] >= MAX_SESSIONS:
             raise HTTPError(
-                429, f"{MAX_SESSIONS} sessions of this API key are open, the most that are allowed; end some of them"
+                429, f"{MAX_SESSIONS} sessions of this API key are open, which is the maximum; end some of them"
             )
         session = Session(self._context, Path(address.path), tenant)
         self._sessions[session.id] = session

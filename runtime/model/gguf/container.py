@@ -22,7 +22,7 @@ from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.stored import Stored
 
 MAX_HEADER = 64 << 20
-"""The most bytes of a header. A vocabulary of 262,144 tokens with its merges takes 14 MB."""
+"""Maximum number of bytes of a header. A vocabulary of 262,144 tokens with its merges takes 14 MB."""
 _MAX_DIMENSIONS = 4
 
 # GGUF's number for a value's type -> the type's code in `struct` and `array`

@@ -23,12 +23,13 @@ from banyan.runtime.server.text.bounded_cache import BoundedCache
 
 PREFLIGHT = (sys.executable, "-m", "banyan.runtime.server.constraints.preflight")
 QUEUE = 64
-"""The most constraints of one client that may wait for their check. A further one is refused with ConstraintBusy."""
+"""Maximum number of constraints of one client that may wait for their check. A further one is refused with
+ConstraintBusy."""
 WAITING_CHARS = 16 << 20
-"""The most characters in all constraints that wait for their check, including those of clients that have left. Further
-constraints are refused with ConstraintBusy."""
+"""Maximum number of characters in all constraints that wait for their check, including those of clients that have left.
+Further constraints are refused with ConstraintBusy."""
 CACHE_CHARS = 16 << 20
-"""The most characters in all cached results. Beyond it, the least recently used results are evicted."""
+"""Maximum number of characters in all cached results. Beyond it, the least recently used results are evicted."""
 ENTRY = 1 << 10
 """Characters that are counted for each constraint in addition to its text."""
 ERROR_TTL = 60.0

@@ -53,7 +53,7 @@ MAX_CHILDREN, MAX_FAST, FAST_SECONDS = 8, 2, 0.25
 first FAST_SECONDS seconds. After that it runs with the lowest priority, and the client's next constraint can start. So
 clients do not wait for each other's constraints, and only briefly for their own."""
 MEMORY = 256 << 20
-"""The most bytes that a child may allocate, besides its stack."""
+"""Maximum number of bytes that a child may allocate, besides its stack."""
 STACK = 64 << 20
 OUTLINES_SECONDS = 1.0
 """Time limit of outlines_core for one constraint. If it takes longer, llguidance compiles the constraint."""

@@ -49,7 +49,7 @@ class Quota:
         self._program_bytes[program.serial] = 0
         if usage.n_programs > self.limits.max_programs:
             raise Overloaded(
-                f"this client already has {usage.n_programs - 1} programs at once, the most that it may have; "
+                f"this client already has {usage.n_programs - 1} programs at once, which is the maximum; "
                 "wait for some of them, drop the states of finished runs, which count too (run_batch keeps none with a "
                 "checkpoint, and with generator_style those that it has not yielded yet), or raise `max_programs`"
             )

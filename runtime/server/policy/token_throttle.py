@@ -20,8 +20,8 @@ HALF_LIFE = 60.0
 FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
 """Seconds. MAX_PAUSE is short, because a peer that guesses delays the other peers of its address."""
 MAX_ADDRESSES = 4096
-"""Most addresses that are counted. Beyond that, the address that has sent no wrong token for the longest time is
-forgotten."""
+"""Maximum number of addresses that are counted. Beyond that, the address that has sent no wrong token for the longest
+time is forgotten."""
 LOG_INTERVAL = 60.0
 """Seconds between two lines of the log about wrong tokens."""
 

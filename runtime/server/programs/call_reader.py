@@ -13,7 +13,7 @@ from banyan.runtime.reasoning import overlap
 from banyan.runtime.server.text.tool_call_format import N_CALLS, ArgumentsText, Form
 
 MAX_HEAD = 1024
-"""The most characters before the name and before the arguments of a call that is read."""
+"""Maximum number of characters before the name and before the arguments of a call that is read."""
 _Steps = Generator[None, str, None]
 
 

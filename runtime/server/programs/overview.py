@@ -16,7 +16,7 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.server.programs.running_program import RunningProgram
 
 MAX_PROGRAMS, MAX_BRANCHES = 64, 200
-"""The most programs that are listed, and the most branches of each. All are counted."""
+"""Maximum number of programs that are listed, and of branches of each. All are counted."""
 SLICE = 4096
 """How many programs one step looks at; this takes 1 ms."""
 WATCHED = 30.0

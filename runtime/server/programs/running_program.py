@@ -17,7 +17,7 @@ from banyan.runtime.server.programs.journal import Diary, JournalEntry
 Client = bytes
 
 MAX_GENS = 200
-"""The most gens that a program remembers after they have ended."""
+"""Maximum number of gens that a program remembers after they have ended."""
 
 
 class EndedGen(NamedTuple):

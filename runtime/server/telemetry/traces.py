@@ -17,8 +17,8 @@ from banyan.runtime.server.programs.running_program import RunningProgram
 
 _SHUTDOWN_MS = 2000
 _MAX_TEXT = 1000
-"""Most characters of a name, a source line or an error in a span. Clients choose them, and the queue holds 2048
-spans."""
+"""Maximum number of characters of a name, a source line or an error in a span. Clients choose them, and the queue holds
+2048 spans."""
 
 
 def exporter(where: str) -> Any:

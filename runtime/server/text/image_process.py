@@ -21,7 +21,7 @@ from banyan.runtime.protocol.limits import MAX_PIXELS
 from banyan.runtime.server.text.helper_process import serve
 
 MAX_MEMORY = 4 << 30
-"""The most bytes of address space that the process may use."""
+"""Maximum number of bytes of address space that the process may use."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 

@@ -30,9 +30,9 @@ COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.image_process")
 SECONDS = 20.0
 """The time limit for one image in the process, in seconds. 12 megapixels take 0.5 s of CPU."""
 PIXEL_BYTES = 128 << 20
-"""Most bytes of scaled pixels that are kept until the engine asks for them."""
+"""Maximum number of bytes of scaled pixels that are kept until the engine asks for them."""
 MAX_KNOWN = 1 << 16
-"""The most images whose shapes and first ids are kept."""
+"""Maximum number of images whose shapes and first ids are kept."""
 
 
 class ImageFile:
@@ -75,7 +75,7 @@ class Images:
     def __init__(self, directory: Path, spec: ImageSpec, spell: Callable[[int], str]) -> None:
         self.spec = spec
         self.max_rows = 0
-        """The most rows that the images of a prompt may have; 0 until the model's context is known."""
+        """Maximum number of rows that the images of a prompt may have; 0 until the model's context is known."""
         self.mark, self._end = spell(spec.mark_id), spell(spec.end_id) if spec.end_id >= 0 else ""
         self._lock = threading.Lock()  # for the dicts; the loop takes it, so it is not held while an image is scaled
         self._scaling = threading.Lock()  # so that no two threads scale the same image

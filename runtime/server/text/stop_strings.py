@@ -8,8 +8,8 @@ from functools import lru_cache
 from banyan.runtime.errors import BadProgram
 
 MAX_STOPS, MAX_CHARS = 64, 4096
-"""The most stop strings of one gen, and the most characters of all of them: building the automaton then takes at most 2
-ms and 1 MiB."""
+"""Maximum number of stop strings of one gen, and of characters in all of them: building the automaton
+then takes at most 2 ms and 1 MiB."""
 
 
 def check_stops(stops: tuple[str, ...]) -> None:

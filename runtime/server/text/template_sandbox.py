@@ -35,8 +35,8 @@ BLOCK, ITEM, SHARE = 16, 8, 16
 is made. SHARE: how many items of a list can be passed on for one unit."""
 
 MAX_NUMBER, MAX_POWER, MAX_BITS, MAX_INDENT = 10_000, 64, 4096, 16
-"""The largest number that a filter or a string method accepts; the largest exponent; the most bits of a product; the
-largest indent."""
+"""The largest number that a filter or a string method accepts; the largest exponent; the maximum number of bits of a
+product; the largest indent."""
 
 # Filters that take no time, filters that pass items on, and string methods whose results are not longer than the
 # string.

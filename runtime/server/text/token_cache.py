@@ -18,7 +18,7 @@ from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.encoder import EncodedText
 
 MAX_BYTES = 8 << 20
-"""Most bytes of all cached texts and their ids. The least recently used are evicted."""
+"""Maximum number of bytes of all cached texts and their ids. The least recently used are evicted."""
 
 ENTRY = 450
 """Bytes that a cached text takes besides its characters and ids, including its share of the hash table."""
@@ -30,7 +30,7 @@ MARGIN = 32
 """Characters at the end of a beginning that are tokenised again, together with the text after them."""
 
 MAX_BORDERS = 4
-"""The most beginnings of one piece that are looked up and cached: the longest ones."""
+"""Maximum number of beginnings of one piece that are looked up and cached: the longest ones."""
 
 STEP = 2048
 """A text that grows has a border after every STEP characters. The text before the last border is cached."""

@@ -32,7 +32,7 @@ STOP = 1024
 """The cost of finding the tokens that contain a stop string; the unit is the cost of encoding one character."""
 
 STOP_IDS = 4 << 20
-"""Most bytes of all cached `stop_ids`."""
+"""Maximum number of bytes of all cached `stop_ids`."""
 
 
 class TextSpan(NamedTuple):
@@ -235,7 +235,7 @@ class Tokenizer:
         return STOP + (len(self.spelling) if self._vocabulary is None else 0)
 
     def kept(self) -> dict[str, tuple[int, int]]:
-        """For each cache: (its approximate bytes, the most bytes that it may take)."""
+        """For each cache: (its approximate bytes, the maximum)."""
         token_ids = {} if self._cache is None else {"token_ids": self._cache.cache.kept}
         return token_ids | {"stop_ids": self._stop_ids.kept}
 

@@ -32,7 +32,7 @@ _END = "</think>"
 _ARGUMENTS = ("arguments", "parameters")
 """The keys of arguments that are accepted in any format, because models also write the key of another format."""
 N_CALLS = 32
-"""The most calls of one turn. Further calls are answered with an error."""
+"""Maximum number of calls of one turn. Further calls are answered with an error."""
 ANY = {"type": "object"}
 _COMBINES = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
 """Keywords with which a schema may describe properties that its own `properties` do not list."""
