@@ -100,7 +100,7 @@ def _memory(processes: Iterable[psutil.Process]) -> float:
 
 
 def run(program: Any, item: Callable[[int], dict[str, Any]], first: int, n: int, backend: bn.Runtime) -> Pass:
-    """Runs n items, from number `first` on, with a progress bar. Drops each state when it arrives."""
+    """Runs n items, starting at number `first`, with a progress bar. Drops each state when it arrives."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     early, cpu, started = 0.0, _cpu(processes), time.perf_counter()
     states = program.run_batch(

@@ -74,7 +74,7 @@ class CacheEvents:
             self._record("removed", node, -(-first // self._tree.width))
 
     def _record(self, kind: Literal["stored", "removed"], node: Node, first: int) -> None:
-        """Logs the whole pages of a node, from its page `first` on."""
+        """Logs the whole pages of a node, starting at its page `first`."""
         if (event := self._event(kind, node, first)) is None:
             return
         self._kept.append(event)

@@ -125,7 +125,7 @@ def unlink(node: Node) -> None:
 
 
 def n_common(ids: bytes, start: int, key: bytes) -> int:
-    """The number of leading tokens that `key` shares with the part of `ids` from byte `start` on."""
+    """The number of leading tokens that `key` shares with the part of `ids` starting at byte `start`."""
     n = min(len(ids) - start, len(key))
     if n <= 256:  # find the lowest differing bit of two integers: faster than an array for short runs
         differing = int.from_bytes(ids[start : start + n], "little") ^ int.from_bytes(key[:n], "little")

@@ -336,8 +336,8 @@ class Tree:
         """Stores the tokens of `ids` that follow the path of `node`. Returns the node in which these tokens end, and
         the pages of the lease that are no longer needed.
 
-        The caller's lock moves from `node` to the returned node. `pages` are the pages of one lease, from token 0 on.
-        The pages after the path of `node` become the tree's pages. But if the tree already has a page with the same
+        The caller's lock moves from `node` to the returned node. `pages` are the pages of one lease, starting at token
+        0. The pages after the path of `node` become the tree's pages. But if the tree already has a page with the same
         tokens, the tree's page replaces the lease's page in `pages`. A partly filled last page is not stored if a
         sibling begins with the same tokens; the returned node then ends before this page.
         """
@@ -417,8 +417,8 @@ class Tree:
         self._count_stored(node, n_old, len(node.key) - len(old))
 
     def _count_stored(self, node: Node, first: int, n_bytes: int) -> None:
-        """Counts what was added to a node: its pages from index `first` on, and the tokens in the last n_bytes of its
-        key. Tells the listener."""
+        """Counts what was added to a node: its pages starting at index `first`, and the tokens in the last n_bytes of
+        its key. Tells the listener."""
         n = len(node.pages) - first
         self.n_pages += n
         self.n_stored += n

@@ -48,7 +48,7 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
 def hidden(ragged: Ragged, request: int, window: int, first: int = 0, first_keys: int = 0) -> Tensor:
     """Returns a mask, bool [q_len, kv_len - first]: True where a row of the request does not attend to a key. The
-    columns are the keys from `first` on.
+    columns are the keys starting at `first`.
 
     window, first_keys: `window` and `first` of the layer's AttentionOptions.
     """

@@ -29,7 +29,7 @@ struct Experts {  // one call; pointers to elements of one type
     int64_t product_work;          // multiply-adds below which one thread computes a product
 };
 
-// One expert's weight for the n_out outputs from `from` on, a multiple of TASK.
+// One expert's weight for the n_out outputs starting at `from`, a multiple of TASK.
 template <class T>
 Weight slice(const Weight& all, int64_t expert, int64_t from, int64_t n_out) {
     const int columns = all.n_bits ? COLUMNS : PANEL;

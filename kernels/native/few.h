@@ -32,9 +32,11 @@ void gather(const Call& c, int n, int head, Scratch& x, const float** v_row, con
     });
 }
 
-// Replaces the scores of one row against n keys from `at` on by weights. Returns the factor for the row's older sums.
+// Replaces by weights the scores of one row against n keys starting at `at`. Returns the factor for the row's older
+// sums.
 //
-// The row attends to keys from `oldest` to `last`; from key `tail` on, only to those whose bit is set in `ancestors`.
+// The row attends to keys from `oldest` to `last`; starting at key `tail`, only to those whose bit is set in
+// `ancestors`.
 template <class P, bool paired>
 inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n, int last, int oldest, int tail,
                    uint64_t ancestors, float& best, vf& total) {

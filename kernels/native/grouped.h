@@ -188,7 +188,7 @@ inline void in_blocks(int n, const F& f) {
     some(std::integral_constant<int, 1>());
 }
 
-// Computes c[r][0 .. 16), the products of a panel with R rows of one tile, from row `first` on.
+// Computes c[r][0 .. 16), the products of a panel with R rows of one tile, starting at row `first`.
 template <int BITS, int R, bool HAS_MIN>
 NOT_INLINED void few_rows(const Weight& w, int64_t panel, const SmallRows& x, int64_t first, float* c) {
     constexpr int n_bytes = GROUP_BYTES(BITS);
@@ -304,7 +304,7 @@ void order_pairs(bf16* to, int64_t s_to, const T* from, int64_t n_in) {  // one 
     }
 }
 
-// Dequantises n groups of WIDE columns from group g on to [WIDE / 16][n][GROUP / 2][16][2]. Columns beyond the last
+// Dequantises n groups of WIDE columns starting at group g to [WIDE / 16][n][GROUP / 2][16][2]. Columns beyond the last
 // panel repeat it.
 template <int BITS, bool HAS_MIN>
 Columns wide_columns(const Weight& w, int64_t column, int64_t g, int64_t n, int64_t n_groups, bf16* to) {
@@ -362,7 +362,7 @@ NOT_INLINED void unpacked_rows(const vi* w, const vf* scale, const vf* minimum, 
         for (int p = 0; p < PARTS; p++) store(c + r * COLUMNS + p * W, t[r][p]);
 }
 
-// Computes c[r][0 .. 16), the products of a panel with n rows, from row `first` on, in the order of few_rows.
+// Computes c[r][0 .. 16), the products of a panel with n rows, starting at row `first`, in the order of few_rows.
 template <int BITS, bool HAS_MIN>
 void unpacked_panel(const Weight& w, int64_t panel, const SmallRows& x, int64_t first, int n, float* c) {
     vi numbers[PART_GROUPS * GROUP / 4 * PARTS];

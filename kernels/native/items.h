@@ -126,7 +126,7 @@ class NextBlock {
     NextBlock(const Call& call, int head, int n_heads)
         : c(call), offset(int64_t(head) * call.dim), width(int64_t(n_heads) * call.dim) {}
 
-    // Makes the keys from `key` on the next block, to be prefetched in n_calls calls.
+    // Makes the keys starting at `key` the next block, to be prefetched in n_calls calls.
     void set(const Item& item, int key, int n_calls) {
         const int32_t* table = c.table + int64_t(item.request) * c.s_table;
         at = 0, n = item.end - key < BLOCK ? item.end - key : BLOCK;
@@ -161,7 +161,7 @@ inline void widen_value(const Call& c, const Scratch& x, int s, int head, float*
 }
 
 // Transposes rows of `dim` numbers into panels of `width` rows, so that a row is a lane. row(r, d): W floats of row r
-// from number d on; a float may hold a pair. step: the numbers in W floats.
+// starting at number d; a float may hold a pair. step: the numbers in W floats.
 template <int width, int step, class Row>
 inline void to_panels(int n, int dim, float* to, const Row& row) {
     for (int r = 0; r < (n + W - 1) / W * W; r += W)

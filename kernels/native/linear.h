@@ -20,7 +20,7 @@ constexpr int MC = 16 * MR;  // rows of a task
 constexpr int FLOAT_AHEAD = 2048;  // bytes of a panel that are prefetched (measured)
 
 // t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. With each k or pair of
-// k, AHEAD vectors at the same place from `ahead` on are prefetched into the cache of level LEVEL.
+// k, AHEAD vectors at the same place starting at `ahead` are prefetched into the cache of level LEVEL.
 template <class T, int R, int V, int AHEAD = 0, int LEVEL = 1, class At>
 inline void panel(vf (*t)[V], const At& at, const T* b, int n_k, const T* ahead = nullptr) {
     if constexpr (sizeof(T) == 4) {
@@ -123,7 +123,8 @@ inline vf widened(const bf16* from) {
     return reinterpret_cast<vf>(SECOND ? pair & 0xFFFF0000u : pair << 16);
 }
 
-// Multiplies R rows of n_k numbers, from `first` on, with P panels, from `column` on. Widens panels as it reads them.
+// Multiplies R rows of n_k numbers, starting at `first`, with P panels, starting at `column`. Widens panels as it reads
+// them.
 template <int R, int P, class U>
 __attribute__((noinline))  // inlined into one function for all R, it is 5 to 18 % slower for one row
 void widened_panels(const float* x, int64_t n_k, const bf16* b, const Output<bf16, U>& to, int64_t first, int64_t column) {

@@ -65,7 +65,7 @@ struct Output {
         for (; n > 0; n--, at += s_out * sizeof(U)) __builtin_prefetch(at, 1);
     }
 
-    // sums: [n][width], of columns from `column` on; those from n_out on are not written.
+    // sums: [n][width], of columns starting at `column`; those from n_out on are not written.
     void write(const float* sums, int width, int64_t row, int64_t n, int64_t column) const {
         const auto some = [&](auto has_factor, auto has_bias) {
             constexpr bool F = decltype(has_factor)::value, B = decltype(has_bias)::value;
@@ -140,7 +140,8 @@ struct Columns {
 };
 
 // Adds n groups of k to the sums c[16 * N rows][32 columns], which start at 0 if `fresh`. N: row tiles, 1 or 2. a: the
-// first one; s_a: distance to the second. With each group, n_ahead cache lines from `ahead` on are prefetched into L2.
+// first one; s_a: distance to the second. With each group, n_ahead cache lines starting at `ahead` are prefetched into
+// L2.
 template <int N>
 inline void add_tiles(float* c, const bf16* a, int64_t s_a, Columns b, int64_t n, bool fresh, const bf16* ahead,
                       int64_t n_ahead) {
@@ -171,7 +172,7 @@ inline void add_tiles(float* c, const bf16* a, int64_t s_a, Columns b, int64_t n
 }
 
 // The product of n rows, as [tile of 16 rows][group of k][row][GROUP], with all columns of `out`. read(column, group,
-// n): WIDE columns from `column` on, and n groups. ahead(column, group): where they lie, to be prefetched into L2
+// n): WIDE columns starting at `column`, and n groups. ahead(column, group): where they lie, to be prefetched into L2
 // before; or null.
 template <class Out, class Read, class Ahead>
 void tiled_product(const bf16* rows, int64_t n, int64_t n_groups, int n_threads, const Out& out, const Read& read,

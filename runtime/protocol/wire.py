@@ -962,9 +962,9 @@ class KVFormat(Wire, frozen=True):
 
 
 class Export(Wire, frozen=True):
-    """Pull number `pull` begins. Copy the stored pages of a prefix of run.ids, from token `first` on, to a place where
-    another engine can read them, and keep the copy until EndPull, or for `seconds`. compute: first compute the part of
-    the prefix that is not stored, as this Run, without an output."""
+    """Pull number `pull` begins. Copy the stored pages of a prefix of run.ids, starting at token `first`, to a place
+    where another engine can read them, and keep the copy until EndPull, or for `seconds`. compute: first compute the
+    part of the prefix that is not stored, as this Run, without an output."""
 
     pull: int
     run: Run
@@ -974,8 +974,8 @@ class Export(Wire, frozen=True):
 
 
 class Pull(Wire, frozen=True):
-    """Take over exported pages: the pages of `ids` from token `first` on. kv: the format of the engine that exported
-    them. places: where they are, one place for each transport that can read them."""
+    """Take over exported pages: the pages of `ids` starting at token `first`. kv: the format of the engine that
+    exported them. places: where they are, one place for each transport that can read them."""
 
     pull: int
     ids: bytes

@@ -146,7 +146,7 @@ class Work(NamedTuple):
     """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease.
 
     draws     whether the last of these rows samples the next token
-    n_scored  number of prompt tokens, from index `score_at` on, of which this step returns the logprob
+    n_scored  number of prompt tokens, starting at index `score_at`, of which this step returns the logprob
     draft     draft tokens, computed after the last token; each of their rows samples a token too
     parents   for each draft token, the index of the draft token that it follows, which is lower than its own; -1: it
               follows the text. (): the draft is a chain

@@ -59,9 +59,9 @@ class DraftBranch:
     __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 
     def __init__(self, chain: Chain, chances: list[float], above: int, at: int, first: float, is_other: bool) -> None:
-        """The branch has the tokens of `chain` from depth `at` on. chances: for each token, the probability that it is
-        accepted if all before it are. first: the probability that the first token is accepted. is_other: another branch
-        has a more likely token in the first token's place."""
+        """The branch has the tokens of `chain` starting at depth `at`. chances: for each token, the probability that it
+        is accepted if all before it are. first: the probability that the first token is accepted. is_other: another
+        branch has a more likely token in the first token's place."""
         self.chain, self.tokens, self.chances = chain, chain.tokens[at:] if at else chain.tokens, chances
         self.above, self.at, self.is_other = above, at, is_other
         cumulative: list[float] = list(accumulate((first, *chances[1:]), mul))

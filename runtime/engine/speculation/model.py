@@ -53,7 +53,7 @@ class _DraftTurn:
 
     def __init__(self, request: Request, n: int, start: int) -> None:
         self.request, self.n = request, n
-        self.computed = list(request.ids[start : start + MAX_CATCH_UP])  # token ids from position `start` on
+        self.computed = list(request.ids[start : start + MAX_CATCH_UP])  # token ids starting at position `start`
         self.start, self.end = start, start + len(self.computed)
         self.position: Request | DraftPosition = request  # after the last draft token
         self.draft: list[int] = []

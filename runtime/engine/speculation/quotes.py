@@ -310,7 +310,7 @@ def _match(prompt: str, rule: _QuoteRule) -> tuple[int, int]:
 
 
 def _longest_match(prompt: str, text: str, at: int) -> tuple[int, int]:
-    """Find the longest run of the prompt that equals the text from index `at` on. Returns (start in the prompt,
+    """Find the longest run of the prompt that equals the text starting at index `at`. Returns (start in the prompt,
     length); (-1, 0) if there is none. Tries only the N_PLACES places nearest to the prompt's end, and prefers the
     nearest among equally long runs. A run of one token counts only if the prompt has that token exactly once."""
     run = text[at : at + MAX_QUOTE]

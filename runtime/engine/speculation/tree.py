@@ -36,8 +36,8 @@ _N_BITS = 24  # lower bits of an index number: the position in the text. Tokens 
 
 
 class _TreeText(NamedTuple):
-    """A text that drafts are copied from. ids: its tokens from position `base` on; while the request runs, this array
-    grows. namespace: only requests of this namespace may copy from it."""
+    """A text that drafts are copied from. ids: its tokens starting at position `base`; while the request runs, this
+    array grows. namespace: only requests of this namespace may copy from it."""
 
     ids: array[int]
     base: int

@@ -391,7 +391,7 @@ class PromptText(Prompt):
         return wire.Tokens(ids, lengths.tobytes(), spans), "".join(run.text for run in runs)
 
     def read(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, start: int = 0) -> str:
-        """The prompt's text from piece `start` on, markers included."""
+        """The prompt's text starting at piece `start`, markers included."""
         template = template and template.with_tools(self.tools, self.kwargs)
         rest, text = self.pieces[start:], ""
         kinds = [type(piece) for piece in self.pieces[:start]]
@@ -661,7 +661,7 @@ def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer)
 
 
 def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom]:
-    """Yields the atoms from character `start` on. Of an output that begins before `start`, the rest becomes text.
+    """Yields the atoms starting at character `start`. Of an output that begins before `start`, the rest becomes text.
     n_silent: how many outputs without text to skip at `start`, because the caller already has their tokens."""
     at = 0
     for atom in atoms:

@@ -65,7 +65,8 @@ class StopStrings:
         return following
 
     def walk(self, state: int, text: str, search: bool) -> tuple[int, int, str | None]:
-        """Feed a text to the automaton, from `state` on. search: whether to stop at the end of the first stop string.
+        """Feed a text to the automaton, starting at `state`. search: whether to stop at the end of the first stop
+        string.
 
         Returns the last state, the number of characters read, and the longest stop string that ends there; None:
         `search` is False, or no stop string was found."""
