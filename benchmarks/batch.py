@@ -2,7 +2,7 @@
 
     python benchmarks/batch.py [--quick] [--items 1000000] [--kill client client client] [--model DIR] [--json FILE]
 
-`banyan batch` labels the rows of a CSV file from examples in the prompt, on a server of its own. The default model is
+`banyan batch` labels the rows of a CSV file from examples in the prompt, on its own server. The default model is
 M0 of random_models.py, so small that most of the time of an item is not the model's. Each process that --kill names
 gets a SIGKILL at a random item ("both": client and server at once), and is started again. In the end each row must have
 one result. Memory is RssAnon, sampled four times a second; the peaks up to 10,000 items and up to the end are compared.

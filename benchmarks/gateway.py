@@ -4,7 +4,7 @@
 
 Concurrent streams of chat completions are read over plain sockets, so the client costs little. The figure is the CPU
 time of the HTTP process (user and system) between the first request and the last, over the tokens in the streams; the
-server, which has the tokenizer, and its engine have processes of their own. Rows "with the server" add the server's
+server, which has the tokenizer, and its engine have their own processes. Rows "with the server" add the server's
 CPU time. `--peer` measures another OpenAI-compatible server on the same machine as the baseline: PID is its HTTP
 process, and its first model answers. vLLM's HTTP process has the tokenizer too.
 """

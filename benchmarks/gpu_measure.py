@@ -1,4 +1,4 @@
-"""The measurements of gpu.py, which runs this in processes of its own: `gpu_measure.py [--dry] --to FILE PHASE ...`"""
+"""The measurements of gpu.py, which runs this in its own processes: `gpu_measure.py [--dry] --to FILE PHASE ...`"""
 
 from __future__ import annotations
 

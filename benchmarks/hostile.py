@@ -361,7 +361,7 @@ def stream(neighbour: Peer, n_tokens: int, hostile: Peer | None = None, messages
 
 
 def measure(case: Case, n_tokens: int, n_rounds: int) -> Measured:
-    """Run a case on a server of its own. AssertionError: the server harmed the neighbour, or the engine died."""
+    """Run a case on its own server. AssertionError: the server harmed the neighbour, or the engine died."""
     messages = case.messages()
     context: Any = zmq.Context()
     folder = tempfile.TemporaryDirectory()

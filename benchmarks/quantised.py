@@ -79,7 +79,7 @@ class Step:
 
 
 class Peer:
-    """llama.cpp in a process of its own, which times steps of one request."""
+    """llama.cpp in its own process, which times steps of one request."""
 
     def __init__(self, python: str, file: Path, n_threads: int) -> None:
         script = Path(__file__).with_name("quantised_peer.py")

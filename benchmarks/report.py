@@ -130,7 +130,7 @@ def passes(*tests: str, marks: str = "not long") -> bool:
 
 
 def run_tests(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a process of its own."""
+    """Run pytest in its own process."""
     # Not `python -m pytest`, which would put the root, and so a package called `kernels`, on sys.path.
     command = [sys.executable, "-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", "-q"]
     command += ["-p", "no:cacheprovider", *arguments]

@@ -415,7 +415,7 @@ def compare(
 
 def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
     """Write the wall times as a table between this benchmark's marks, and as bars in an SVG file. Runs with peers but
-    without vLLM have a table of their own, as those peers take many times as long."""
+    without vLLM have their own table, as those peers take many times as long."""
     import matplotlib
 
     matplotlib.use("svg")

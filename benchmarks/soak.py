@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py [--quick] [--minutes 15] [--json FILE]
 
-Threads run programs of all kinds, each with a prompt of its own, so the cache evicts all the time. Memory is the
+Threads run programs of all kinds, each with its own prompt, so the cache evicts all the time. Memory is the
 anonymous pages of a process, without file pages, which other processes share. Without --quick, prompts first fill the
 server's token cache. The first fifth of the time is the warm-up. Growth is the median of the last fifth over that of
 the second, both without the bytes in bounded caches (`kept_by_server` and `kept_by_engine` in the counters), which may

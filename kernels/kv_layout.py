@@ -96,7 +96,7 @@ def is_latent(k_pool: Pool, v_pool: Pool) -> bool:
 
 
 def stored(k_pool: Pool, v_pool: Pool) -> tuple[Pool, ...]:
-    """The pools that have memory of their own: both pools of a pair, or with latent attention only that of the keys."""
+    """The pools that have their own memory: both pools of a pair, or with latent attention only that of the keys."""
     return (k_pool,) if is_latent(k_pool, v_pool) else (k_pool, v_pool)
 
 

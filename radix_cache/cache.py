@@ -58,7 +58,7 @@ class Lease:
         self.n_matched = 0  # tokens that the tree has; more than n_cached if, say, a recurrent state is missing
         self.state = -1  # slot of the recurrent state after the computed tokens
         self.states: dict[int, int] = {}  # states to publish: position -> slot
-        self.window: WindowTable | None = None  # pages of windowed layers, if these have pages of their own
+        self.window: WindowTable | None = None  # pages of windowed layers, if these have their own pages
         self.priority = priority
         self.owner = owner
         self.node = node  # the node in which the published tokens end; locked
@@ -410,7 +410,7 @@ class Cache:
         self.quarantined.clear()
 
     def close(self) -> None:
-        """Closes all leases, releases all hints, and orders moves to host memory as far as there is room, so that a
+        """Closes all leases, releases all hints, and orders moves to host memory while there is room, so that a
         file keeps the pages."""
         for lease in list(self.leases):
             lease.close()

@@ -102,7 +102,7 @@ class Host:
         return True
 
     def save(self) -> None:
-        """Copies pages that are only on the device into free host memory, the youngest first, as far as there is room.
+        """Copies pages that are only on the device into free host memory, the youngest first, while there is room.
         Called before the process ends, so that a file keeps the pages."""
         for queue in reversed(self.tree.queues):
             node: Node = queue

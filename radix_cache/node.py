@@ -15,7 +15,7 @@ NO_STATES: dict[int, int] = {}
 DEAD = -(2.0**64)
 """The eviction level of dropped nodes, which is below all levels that a policy gives."""
 HOST = -inf
-"""The eviction level of nodes that are only in host memory. They wait in a queue of their own."""
+"""The eviction level of nodes that are only in host memory. They wait in their own queue."""
 
 
 class Node:

@@ -3,7 +3,7 @@
 Token ids are `bytes`, int32 little-endian, and are compared in place. A node is a run of tokens (`key`) and their pages
 (`pages`). It begins at a page border and holds whole pages, but the last page of a leaf may be partly filled: such a
 leaf is **open**. The children of a node differ in their first page, not in their first token: if two runs differ inside
-a page, each has a page of its own. A match is still exact to the token: if no child has the next whole page, the match
+a page, each has its own page. A match is still exact to the token: if no child has the next whole page, the match
 ends in the child that shares most of it. That child is a neighbour of the page in the sorted `order`, since in sorted
 strings a neighbour has the longest common prefix.
 

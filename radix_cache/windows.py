@@ -1,6 +1,6 @@
 """KV pages of layers with sliding-window attention. Nodes of the tree refer to them, as they refer to other pages.
 
-Such a layer reads only the last `window` tokens, so its keys and values have pages of their own, which are numbered
+Such a layer reads only the last `window` tokens, so its keys and values have their own pages, which are numbered
 separately. While a request runs, it gives back the pages that its window has passed. A node has the pages of some of
 its tokens (`Node.states`: the position after a page -> the page). A match ends at the last position before which all
 pages of a window are stored. The tokens after it are computed again, even if the other layers' pages are stored. Layers

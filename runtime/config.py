@@ -187,7 +187,7 @@ class HTTPConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         str, "serve HTTP at a local port, or at HOST:PORT: the APIs of OpenAI and Anthropic, see docs/http.md"
     ]
     keys_file: Annotated[
-        str, "a file of mode 0600 with a line NAME:KEY per accepted API key; each name is a tenant of its own"
+        str, "a file of mode 0600 with a line NAME:KEY per accepted API key; each name is its own tenant"
     ] = ""
     isolate: Annotated[
         Literal["key", "user"],
@@ -243,7 +243,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 class Hardware(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the machine. free_memory: free bytes of main memory. gpu: the name of the GPU
-    that is used, one of n_gpus; None: there is none. free_gpu_memory: its free bytes."""
+    that is used, one of n_gpus; None if there is none. free_gpu_memory: its free bytes."""
 
     n_cores: int
     free_memory: int
@@ -571,7 +571,7 @@ slower."""
 
 class KVBudget(NamedTuple):
     """The number of KV pages, and the bytes of a page. n_window_pages, window_page_bytes: the same for windowed layers,
-    if these have pages of their own; else 0. n_bytes: bytes available for all pages. state_bytes: bytes for recurrent
+    if these have their own pages; else 0. n_bytes: bytes available for all pages. state_bytes: bytes for recurrent
     states."""
 
     n_pages: int

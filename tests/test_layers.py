@@ -107,7 +107,7 @@ RULES = {
     ),
     # The server and the simulator place programs with the same code: no socket, no clock.
     f"{RUNTIME}.fleet": Rule(("banyan.radix_cache.digests",)),
-    # A client of the server, in a process of its own.
+    # A client of the server, in its own process.
     f"{RUNTIME}.gateway": Rule(
         (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch"), ("httptools", "msgspec", "starlette", "uvicorn")
     ),

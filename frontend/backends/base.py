@@ -16,7 +16,7 @@ class OpenProgram(Protocol):
 
     @property
     def first_error(self) -> BaseException | None:
-        """The first error of the program's values, other than Cancelled; None: there is none."""
+        """The first error of the program's values, other than Cancelled; None if there is none."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         """Run `ops` after those that were submitted before. Does not wait for them. last: no more ops will follow."""

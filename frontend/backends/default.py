@@ -35,7 +35,7 @@ def set_default_backend(backend: Backend | None) -> None:
 
         if isinstance(backend, Runtime):
             warn(
-                f"the program starts a server of its own, so the one at {server} is not used; leave this "
+                f"the program starts its own server, so the one at {server} is not used; leave this "
                 "set_default_backend out"
             )
 

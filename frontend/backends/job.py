@@ -256,7 +256,7 @@ class Job(Attempt):
 
 
 class JobOwner(Protocol):
-    """The program of a Job, as far as the Job uses it."""
+    """What a Job uses of its program."""
 
     name: str
 

@@ -94,7 +94,7 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
             listener(delta)
 
     def ahead(self, state: int) -> list[str | wire.Gen]:
-        """The texts and gens that follow the current gen of a state in the same turn, as far as they were submitted."""
+        """The texts and gens that follow the current gen of a state in the same turn, if already submitted."""
         found: list[str | wire.Gen] = []
         with self._lock:
             for op in self._executor.states[state].queue:

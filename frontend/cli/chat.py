@@ -75,8 +75,8 @@ class Chat:
 
     def turn(self, text: str) -> None:
         """Send a message, and stream the reply to stdout. In a terminal, also print token counts, and let Ctrl-C stop
-        the reply: the chat keeps the part that was printed, and goes on. If the reply fails, print the error, and leave
-        the message out of the chat."""
+        the reply: the chat keeps the part that was printed, and continues. If the reply fails, print the error, and
+        leave the message out of the chat."""
         start, reply, name = time.perf_counter(), "", next(self.names)
         try:
             self.lines.put(text)

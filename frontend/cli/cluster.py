@@ -53,7 +53,7 @@ def drain(runtime: Any, name: str) -> int:
     """Let the other engines take over the programs of engine `name`, and wait until this engine has ended. Returns 0.
     BanyanError: no engine has this name, or no other engine is ready."""
     runtime.client.ask("drain", ENDING, name=name)
-    print(f"engine {name} has ended; its programs went on elsewhere")
+    print(f"engine {name} has ended; its programs continue elsewhere")
     return 0
 
 

@@ -242,8 +242,8 @@ def _parser() -> Parser:
 
     text = "show the engines of a running server, drain one, add one, or change their weights"
     cluster = add("cluster", _cluster, text, CLUSTER_EXAMPLES, " status|drain NAME|add|roll MODEL --socket PATH")
-    text = ("status: show them in a table; drain: end the engine NAME, whose programs go on elsewhere; add: start one "
-            "more; roll: replace the engines one at a time by engines with the weights of MODEL")  # fmt: skip
+    text = ("status: show them in a table; drain: end the engine NAME, whose programs continue elsewhere; add: start "
+            "one more; roll: replace the engines one at a time by engines with the weights of MODEL")  # fmt: skip
     cluster.add_argument("what", choices=("status", "drain", "add", "roll"), help=text)
     text = "the engine to drain, or the model: a directory that the server's and the engines' machines have"
     cluster.add_argument("engine", nargs="?", default="", metavar="NAME|MODEL", help=text)

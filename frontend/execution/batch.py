@@ -113,7 +113,7 @@ class BatchRun:
                     i, state = self._finished.get(timeout=nap)
                     break
             else:
-                assert end is not None  # without an end, the naps go on
+                assert end is not None  # without an end, the naps continue
                 self._time_out(DeadlineExceeded.of("batch", end.timeout))
                 continue
             if isinstance(state, BaseException):  # a run could not start
@@ -123,7 +123,7 @@ class BatchRun:
                 yield i, state
 
     def _time_out(self, error: DeadlineExceeded) -> None:
-        """End all runs that are unfinished or not started, with `error`. Each run also has a timeout of its own, but
+        """End all runs that are unfinished or not started, with `error`. Each run also has its own timeout, but
         this timeout stops only gens: the batch would wait for a body that is busy with other code."""
         with self._lock:
             unstarted, self._is_stopped = list(self._indices), True

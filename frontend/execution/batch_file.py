@@ -56,7 +56,7 @@ class BatchRecord(msgspec.Struct):
 
     The value of a gen with a type is written as JSON: a number, a list, an object. A pydantic model is written as an
     object. Any other value that JSON does not have is written as its text. An item fails whose results contain nan or
-    inf, or an object without a text of its own.
+    inf, or an object without its own text.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]

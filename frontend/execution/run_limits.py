@@ -148,7 +148,7 @@ def _durable_name(durable: bool | str | None, in_batch: bool) -> str:
     """Returns the name under which a restarted server finds the run again; "" if the run is not durable. BadProgram:
     `durable` is a name, which all runs of the batch would share."""
     if isinstance(durable, str) and in_batch:
-        raise BadProgram(f"durable is {durable!r}, but each run of a batch needs a name of its own; use durable=True")
+        raise BadProgram(f"durable is {durable!r}, but each run of a batch needs its own name; use durable=True")
     return secrets.token_hex(16) if durable is True else durable or ""
 
 

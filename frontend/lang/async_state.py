@@ -33,7 +33,7 @@ class AsyncState(StateBase):
     _is_async = True
 
     def __str__(self) -> str:
-        """The text as far as it is known; the repr while the body runs."""
+        """The text that is known so far; the repr while the body runs."""
         if not self._record.ended.is_closed:
             return repr(self)
         return text_so_far(self._record, self._handle.number, self._streamed())

@@ -356,7 +356,7 @@ def select(
     kwargs: Any = make(GenOptions, asked | {"chat_template_kwargs": chat_template_kwargs}).chat_template_kwargs
     method, decide = checked_method(choices_method)
     if decide is not None and (temperature or seed is not None):
-        raise BadProgram("a choices_method of your own decides by itself; leave out temperature and seed")
+        raise BadProgram("your own choices_method decides by itself; leave out temperature and seed")
     name = None if name is None else checked_name(name)
     return SelectExpr(
         *(checked_choices(choices), name, method, float(temperature or 0.0), seed, timeout, decide, adapter, kwargs)
@@ -492,7 +492,7 @@ def leaves(expr: Expression) -> list[str | Leaf]:
         if appended[-1] >= len(appended):
             raise BadProgram(
                 "a call that appends at once, such as s.user(...) or inline, would put its text before the text to its "
-                "left; make it a statement of its own, inside `with s.user():` if it belongs to a turn"
+                "left; make it its own statement, inside `with s.user():` if it belongs to a turn"
             )
         del flat[: len(appended)]
     # Here and in _append, `type() is`: isinstance with a struct's class takes 0.1 us if the answer is no.

@@ -66,7 +66,7 @@ class GenOptions(
     logit_bias: wire.LogitBias | None = None
     """Token id -> value added to its logit."""
     ignore_eos: bool | None = None
-    """Whether the output goes on after an end-of-sequence token."""
+    """Whether the output continues after an end-of-sequence token."""
     seed: wire.Seed | None = None
     """A 64-bit integer; without one, the server chooses. For a gen: its own seed. For a run: each gen gets its own
     seed, which is derived from this one."""
@@ -74,7 +74,7 @@ class GenOptions(
     """Include the log-probability of each output token in the meta info. With False, the meta info has no
     log-probabilities at all."""
     logprob_start_len: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
-    """Include the log-probabilities of the prompt tokens from this position on, in tokens (-1: none). Implies
+    """Include the log-probabilities of the prompt tokens starting at this position, in tokens (-1: none). Implies
     return_logprob."""
     top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     """Number of alternatives for each output token in the meta info. Implies return_logprob, unless that is False."""

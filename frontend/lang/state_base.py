@@ -487,7 +487,7 @@ class StateBase:
         return [self._record.program.future(ref) for ref in flat(self._refs)]
 
     def _repr_html_(self) -> str:
-        """The state in a notebook: its text and outputs as far as they are known. Never waits."""
+        """The state in a notebook: the text and outputs that are known so far. Never waits."""
         return snippet(self._record, self._handle.number, self._streamed())
 
     def _ipython_display_(self) -> None:
@@ -710,7 +710,7 @@ class StateKV:
         self._record.flush("kv.expect")
 
     def prefetch(self) -> None:
-        """Load pages of this KV from `host_memory` to the device, as far as the device has free pages."""
+        """Load pages of this KV from `host_memory` into the free pages of the device."""
         self._record.add(wire.CacheHint(self._state, prefetch=True))
         self._record.flush("kv.prefetch")
 

@@ -48,7 +48,7 @@ def compile(program: Program[Args, R]) -> Compiled[Args, R]:
     arguments, as text. Of a method, compile that of an object: `compile(x.method)`.
 
     The first run records the body several times, also with unusual arguments. If the body inspects an argument
-    (compares, measures or splits it), each value of this argument gets a template of its own. If the body reads a
+    (compares, measures or splits it), each value of this argument gets its own template. If the body reads a
     generated value or `s.index`, calls another program or awaits something, it runs every time, as without `compile`.
     The results are those of the program, provided that what the body appends depends only on its arguments. `explain()`
     says which of these cases holds.
@@ -90,7 +90,7 @@ class Compiled(Program[Args, R_co]):
         self._templates = weakref.WeakKeyDictionary()
         self._make_lock = threading.RLock()
         self._observed: dict[str, str] = {}
-        """Argument name -> why each of its values needs a template of its own."""
+        """Argument name -> why each of its values needs its own template."""
         self._unsupported = ""
         """Why the body runs every time; "" if templates can be used."""
 
@@ -111,7 +111,7 @@ class Compiled(Program[Args, R_co]):
         lines = [f"{self.name} has {len(known)} {'template' if len(known) == 1 else 'templates'}"]
         for one in known:
             lines.append(f"  {one.n_bytes} bytes, sent once; a run sends {', '.join(one.names) or 'no argument'}")
-        lines += [f"each value of {name!r} has a template of its own: {why}" for name, why in self._observed.items()]
+        lines += [f"each value of {name!r} has its own template: {why}" for name, why in self._observed.items()]
         return "\n".join(lines)
 
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:

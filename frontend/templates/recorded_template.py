@@ -99,7 +99,7 @@ class RecordedTemplate:
     def _define(self, backend: Backend) -> int:
         """The number that the backend has for this template. The first call sends the template to the backend. -1: the
         backend does not support templates."""
-        if self._process != os.getpid():  # a forked child, with a connection of its own
+        if self._process != os.getpid():  # a forked child, with its own connection
             self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
         if self._number < 0 and (define := getattr(backend, "define", None)) is not None:
             with self._define_lock:
@@ -118,7 +118,7 @@ def _undefine(backend: weakref.ref[Any], number: int, process: int) -> None:
 # ---- checking a recording --------------------------------------------------------------------------------------------
 
 
-_OWN = {"timeout": "a timeout", "client_decides": "a choices_method", "tools": "tools", "retries": "retries"}
+_OWN = {"timeout": "timeout", "client_decides": "choices_method", "tools": "tools", "retries": "retries"}
 """Field of a gen or select that a template does not support -> its name for users."""
 
 
@@ -133,7 +133,7 @@ def _checked_op(op: wire.Op) -> wire.TemplateOp:
     if isinstance(op, wire.Gen | wire.Select):
         for field, what in _OWN.items():
             if getattr(op, field, None):
-                raise Unsupported(f"gen {op.name!r} ({op.line}) has {what} of its own, which no template supports")
+                raise Unsupported(f"gen {op.name!r} ({op.line}) has its own {what}, which no template supports")
     return op
 
 
@@ -218,7 +218,7 @@ def _seed_paths(ops: Sequence[wire.Op]) -> tuple[list[Path], Path]:
     """The seed paths of a template. A seed path is a list of arguments of `mix`: applied to the seed of a run, they
     give the seed of a gen.
 
-    Returns (one path for each gen and select without a seed of its own, in the order of ops; the path that the
+    Returns (one path for each gen and select without its own seed, in the order of ops; the path that the
     template's first state has reached at the end).
     """
     found: list[Path] = []

@@ -260,7 +260,7 @@ class _Fatal(Exception):
 def _text(value: Any) -> str:
     """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON, in
     which NaN and Infinity may occur. TypeError: a part of the result has no meaningful text."""
-    if hasattr(value, "model_dump_json"):  # a pydantic model, which may have settings of its own for JSON
+    if hasattr(value, "model_dump_json"):  # a pydantic model, which may have its own settings for JSON
         return str(value.model_dump_json())
     builtins = msgspec.to_builtins(value, builtin_types=_BYTES, enc_hook=_plain)
     text = builtins if isinstance(builtins, str) else _as_json(builtins)

@@ -20,7 +20,7 @@ ROW, BAR = 30, 15
 def tree(history: History, spans: dict[int, list[PromptSpan]]) -> str:
     """Draw the branches of a run as a tree. Returns SVG.
 
-    Each branch is a bar on a row of its own. The bar starts at the position where the branch was forked from its
+    Each branch is a bar on its own row. The bar starts at the position where the branch was forked from its
     parent, and shows only text that was appended after the fork. The horizontal unit is characters of text. spans:
     number of a branch -> the spans of its whole prompt.
     """

@@ -27,7 +27,7 @@ class GraphBatch:
     def __init__(self, like: Ragged, n_rows: int, n_pages: int, spare: range, window_spare: range = range(0)) -> None:
         """like: a batch of decodes that the model has already computed eagerly, so that `like.plans` holds the plans of
         all layers. n_pages: maximum number of pages of one row. spare: KV slots to which unused rows write.
-        window_spare: the same for windowed layers, if these have pages of their own."""
+        window_spare: the same for windowed layers, if these have their own pages."""
         device = like.slots.device
         self._windowed = None if like.windowed is None else GraphBatch(like.windowed, n_rows, n_pages, window_spare)
         self._spare = torch.tensor(spare, dtype=torch.int64, device=device).repeat(-(-n_rows // len(spare)))[:n_rows]

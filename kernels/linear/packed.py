@@ -112,7 +112,7 @@ def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Pa
 
 def pack_rows(weight: Grouped) -> GroupedRows:
     """Lays out a quantised weight for linear/kernel.py, on the weight's device. Two 4-bit integers share a byte; any
-    other number has a byte of its own."""
+    other number has its own byte."""
     numbers, scale, minimum, n_bits, is_w8a8 = weight
     n_out, n_in = numbers.shape
     padded = F.pad(numbers.view(torch.uint8) if n_bits == FLOAT8 else numbers, (0, -n_in % (2 * HALF)))

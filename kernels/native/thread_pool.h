@@ -3,7 +3,7 @@
 // OpenMP ends each loop with a barrier of all threads: if another program occupies a core, every call waits for that
 // core. A decode step of 1 ms took 290 ms that way, and takes 12 ms this way (medians; 2 threads on 2 cores at a load
 // of 12). Here the caller takes tasks like the other threads and returns when all tasks are done; it does not wait for
-// threads that took none. A forked child has no other threads, and gets a pool of its own: in the old one a thread may
+// threads that took none. A forked child has no other threads, and gets its own pool: in the old one a thread may
 // have held the mutex, or been about to leave the condition variable, when the process forked.
 #pragma once
 
@@ -79,7 +79,7 @@ class __attribute__((visibility("hidden"))) ThreadPool {
     void add_threads(int wanted) {
         try {
             for (; n_added < wanted; n_added++) std::thread([this] { serve(); }).detach();
-        } catch (const std::system_error&) {  // no more threads for this process: go on with those that exist
+        } catch (const std::system_error&) {  // no more threads for this process: continue with those that exist
         }
     }
 

@@ -104,8 +104,8 @@ class TriggeredConstraint:
         return self._forbidden[key]
 
     def _is_allowed(self, state: TriggerState, token: int) -> bool:
-        """Whether free text may go on with a token that completes the string of the current search. It may not if the
-        rest of the token's text cannot be the start of a value."""
+        """Whether free text may continue with a token that completes the string of the current search. It may not if
+        the rest of the token's text cannot be the start of a value."""
         text = self.vocabulary.spelling[token]
         rest = self.stages[state.stage].find(state.tail, text)
         assert rest is not None

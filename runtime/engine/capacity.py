@@ -28,7 +28,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_formula: str  # how kv_token_bytes is computed, with the numbers
     kv_token_bytes: int  # keys and values of one token, over all layers
     page: int  # tokens
-    page_bytes: int  # bytes of a page; without those of windowed layers, if these have pages of their own
+    page_bytes: int  # bytes of a page; without those of windowed layers, if these have their own pages
     n_pages: int
     window: int  # tokens that windowed layers keep of a request; 0: they have no pages of their own
     window_page_bytes: int

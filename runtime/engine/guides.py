@@ -201,7 +201,7 @@ class Guides:
             compiled = build(spec, vocabulary)
         except BanyanError as e:
             compiled = e
-        except Exception as e:  # the Runs fail, the engine goes on
+        except Exception as e:  # the Runs fail, the engine continues
             compiled = ConstraintError(f"the constraint could not be compiled: {e!r}")
         with self._compiling_lock:
             self._compiling.remove(rid)

@@ -33,7 +33,7 @@ LAYOUT = 1  # version of a page's layout and computation; pages with another ver
 class KVPool:
     """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device, in the model's
     dtype or quantised with scales. With latent attention, only K has memory. All memory is allocated in the
-    constructor. If windowed layers have pages of their own, these are numbered separately. `copy` and `copy_slots` then
+    constructor. If windowed layers have their own pages, these are numbered separately. `copy` and `copy_slots` then
     take page p of windowed layers as ~p, and slot s as ~s, which are negative."""
 
     def __init__(
@@ -216,8 +216,8 @@ def _aligned(n_bytes: int) -> int:
 
 def kv_format(config: Config, resolved: Resolved, spec: ModelSpec, weights: bytes) -> KVFormat | None:
     """The format of this engine's pages. Two engines can exchange pages if their formats are equal. None: no other
-    engine can use these pages, because the cache is off, the model has a recurrent state, windowed layers have pages of
-    their own, or the option `window` changes the contents of pages. weights: `weights.fingerprint`."""
+    engine can use these pages, because the cache is off, the model has a recurrent state, windowed layers have their
+    own pages, or the option `window` changes the contents of pages. weights: `weights.fingerprint`."""
     if spec.kv_layers is not None or resolved.n_window_pages or config.window or not config.cache:
         return None
     return KVFormat(

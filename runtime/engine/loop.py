@@ -92,7 +92,7 @@ class InFlightStep(NamedTuple):
 class EngineLoop:
     """An engine: one model, its pages, and the requests that run on them. Call `run`; or `take` each message of the
     server, and then `step` until the scheduler is idle. If the model fails in a step, the requests of that step fail
-    and the others go on."""
+    and the others continue."""
 
     def __init__(
         self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic,
@@ -452,7 +452,7 @@ class EngineLoop:
                     self.scheduler.check()
                 except AssertionError as e:
                     n_withdrawn = self._repair(str(e))
-                    message = f"an invariant did not hold: {e}; {n_withdrawn} pages were withdrawn; the engine goes on"
+                    message = f"an invariant is violated: {e}; {n_withdrawn} pages were withdrawn; the engine continues"
                     return wire.Answer(ask.id, False, message.encode())
             case "flush":
                 self._move_pages()  # a page that moves to the file afterwards would come back after a restart

@@ -157,7 +157,7 @@ class _ToServer(logging.Handler):
 def _compiling_on(gpu: str | None) -> Iterator[None]:
     """A context manager around the warm-up of a GPU. If the warm-up takes longer than PATIENCE seconds, reports that
     Triton compiles kernels. Triton does not say in advance whether its cache lacks any. gpu: the name for the report;
-    None: there is no GPU, and nothing is reported."""
+    None if there is no GPU; then nothing is reported."""
     text = "compiling the Triton kernels for %s; at the first start with a model this takes about 20 s"
     timer = threading.Timer(PATIENCE, _log.info, (text, gpu))
     if gpu is not None:

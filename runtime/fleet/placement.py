@@ -236,7 +236,7 @@ class Fleet:
         insort(self._order.setdefault(fingerprint, []), replica.order)
 
     def drain(self, name: str) -> None:
-        """Place nothing more on a replica. Programs that run there go on. Idempotent."""
+        """Place nothing more on a replica. Programs that run there continue. Idempotent."""
         replica = self._replicas[name]
         if self._open[replica.fingerprint] & replica.bit:
             self._open[replica.fingerprint] ^= replica.bit
@@ -342,7 +342,7 @@ class Fleet:
         return max([1.0, *(n / machine.n_cores for machine, n in n_busy.items())])
 
     def _source(self, demand: Demand) -> _Source | None:
-        """Find the replica from which others could pull the longest part of the trunk; None: there is none.
+        """Find the replica from which others could pull the longest part of the trunk; None if there is none.
 
         The source's `wait` includes the time for the prompts queued on the replica: it copies pages only between steps,
         and may still have to compute the trunk.

@@ -48,7 +48,7 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 
 
 def constraint_of(body: SamplingFields, after: str = "") -> wire.ConstraintSpec | None:
-    """The constraint on the output; None: there is none. It comes from one of the fields response_format, regex,
+    """The constraint on the output; None if there is none. It comes from one of the fields response_format, regex,
     grammar, ebnf, choices and structured_outputs. after: the mark that ends the reasoning, after which the constraint
     holds; "": the output has no reasoning. HTTPError: the request has several constraints."""
     form, structured = body.response_format, body.structured_outputs or StructuredOutputs()

@@ -544,7 +544,7 @@ def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | Non
     is_stateful = getattr(auto._model_mapping[type(config)], "_is_stateful", False) and not (kinds and not unknown)
     what = f"layers of kind {', '.join(sorted(unknown))}" if unknown else ""
     if is_stateful and kv_layers is None:
-        what = "its layers keep a recurrent state in a cache of their own"
+        what = "a model whose layers keep a recurrent state in their own cache"
     if what:
         experts = "a mixture-of-experts model; " if _n_experts(text) else ""
         raise Unsupported(f"{family}: {experts}{what} is not supported; `banyan models` lists the models that can run")

@@ -289,9 +289,9 @@ def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
 
 def _needs_steps(uses: Sequence[tuple[RecurrentMixer, _MixerUse]], pool: StatePool, n: int) -> bool:
     """Whether a mixer gives wrong results for several rows in one call if it does not begin with the initial state.
-    Computes the first half of n rows in one call, and the second half in three ways: together with the first half, in a
-    call of its own, and row by row. The first and the last way are right, and differ only by rounding. If the second
-    way differs from the first by much more, it is wrong."""
+    Computes the first half of n rows in one call, and the second half in three ways: together with the first half, in
+    its own call, and row by row. The first and the last way are right, and differ only by rounding. If the second way
+    differs from the first by much more, it is wrong."""
     half = n // 2
 
     def outputs(*kept: int) -> list[Tensor]:

@@ -47,7 +47,7 @@ def weight_size(
 
     number = getattr(torch, dtype)
     Linear(torch.zeros(1, 1, dtype=number), dtype=number)  # its cached tests, such as `_can_pack`, need real tensors
-    # On a CPU, weights have layouts of their own, so empty tensors must report the device cpu, as fake tensors do.
+    # On a CPU, weights have their own layouts, so empty tensors must report the device cpu, as fake tensors do.
     is_cpu = device == "cpu"
     at = torch.device("cpu" if is_cpu else "meta")
     with FakeTensorMode(allow_non_fake_inputs=True) if is_cpu else nullcontext():

@@ -50,7 +50,7 @@ REASONING_FORMATS: Final[dict[str, Reasoning]] = {
 
 
 def format_in(template: str) -> Reasoning | None:
-    """The format whose marks occur in the source of a chat template; None: there is none, so the model does not
+    """The format whose marks occur in the source of a chat template; None if there is none, so the model does not
     reason."""
     found = (m for m in REASONING_FORMATS.values() if m.start in template and _is_end_in(m.end, template))
     if (marks := next(found, None)) is None:

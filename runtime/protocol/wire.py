@@ -187,7 +187,7 @@ class Sampling(Wire, frozen=True, cache_hash=True):
     stop_regex: Stops = ()
     """Patterns in RE2's syntax. The text ends after the first match."""
     logprob_start: Int32 = -1
-    """With `logprobs`, also return the logprobs of prompt tokens from this index on. -1: none."""
+    """With `logprobs`, also return the logprobs of prompt tokens starting at this index. -1: none."""
 
 
 class Tools(Wire, frozen=True):

@@ -336,7 +336,7 @@ VIOLATIONS: list[tuple[Callable[[Scene], None], str]] = [  # (violation, part of
     (remove_pages_of_node, "has no pages"),
     (swap_pages_of_lease, "reads pages that differ from the tree's"),
     (change_tokens_of_lease, "a path whose tokens are not its own"),
-    (change_namespace_of_lease, "in another namespace"),
+    (change_namespace_of_lease, "not in its own namespace"),
     (close_listed_lease, "listed as open"),
     (exceed_slots_of_lease, "more tokens than it has room for"),
     (fill_page_from_two_leases, "two leases fill one page"),

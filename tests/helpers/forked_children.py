@@ -3,7 +3,7 @@
 Imports take nearly all of the CPU time that a server (0.4 s) and an engine (3 s) need to start. A *template* is a
 process that has imported the modules and waits. For each child that `launch` starts, it forks, as Android's zygote
 does. The fork becomes a child of the process that asked for it. It gets the file descriptors, session and command line
-of an ordinary child, and ends as an interpreter does. A server gets a template of its own for its engines. Other
+of an ordinary child, and ends as an interpreter does. A server gets its own template for its engines. Other
 commands are started as usual.
 """
 

@@ -63,7 +63,7 @@ def test_private_server_removes_its_directory_on_close(serve: Serve) -> None:
     assert server.is_alive
     assert is_running(engine)
     assert server.socket.parent.stat().st_mode & 0o777 == 0o700
-    assert len({os.getsid(pid) for pid in (os.getpid(), server.pid, engine)}) == 3, "each in a session of its own"
+    assert len({os.getsid(pid) for pid in (os.getpid(), server.pid, engine)}) == 3, "each in its own session"
     server.close()
     server.close()
     assert not server.is_alive

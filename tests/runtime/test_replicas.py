@@ -201,7 +201,7 @@ def test_command_shows_drains_and_adds_engines(join: Join, capsys: pytest.Captur
 
     cluster.add(Connected)
     cluster.drain(Connected, "0")
-    assert capsys.readouterr().out == "engine 2 is ready\nengine 0 has ended; its programs went on elsewhere\n"
+    assert capsys.readouterr().out == "engine 2 is ready\nengine 0 has ended; its programs continue elsewhere\n"
     cluster.status(Connected, 0.1)
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["replica", "1", "2"]

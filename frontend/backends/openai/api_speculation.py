@@ -124,7 +124,7 @@ class ApiSpeculation:
 
     def _cut(self, job: Job, rest: str, is_complete: bool, is_requested: bool = False) -> GenOutcome | None:
         """Returns the start of `rest`, up to the first stop string of the gen, as the outcome of the gen. Returns None
-        if the gen needs a request of its own: `rest` contains no stop string, and a limit cut it off.
+        if the gen needs its own request: `rest` contains no stop string, and a limit cut it off.
 
         is_complete: the model ended `rest`; no limit did. is_requested: the gen has already made its request. Then the
         result is never None. The same holds for a chat API that cannot continue a turn.
@@ -162,7 +162,7 @@ def _mismatch(text: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
             n_same = n_common(rest, part)
             rest = rest[n_same:]
             if n_same < len(part):
-                why = f"it should go on with {part[n_same:][:60]!r}"
+                why = f"it should continue with {part[n_same:][:60]!r}"
                 break
         elif not rest:
             why = f"it leaves nothing for gen {part.name!r}"

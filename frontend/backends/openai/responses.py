@@ -77,7 +77,7 @@ class ResponseReader:
 
 @dataclass
 class _PartialCall:
-    """One tool call, as far as it was read."""
+    """The part of a tool call that was read so far."""
 
     id: str = ""
     name: str = ""
@@ -105,7 +105,7 @@ class _PartialCall:
 
 
 class _Choice:
-    """One choice of a response, as far as it was read. n_chars: characters of reasoning, text, calls and refusal."""
+    """The part of a choice that was read so far. n_chars: characters of reasoning, text, calls and refusal."""
 
     def __init__(self) -> None:
         self.n_chars = 0

@@ -47,7 +47,7 @@ class Record:
     Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
     that point. Close the Record, or use it in a `with` block. The end of the block waits for values that are not known
     yet, except on an event loop or after an exception. `backend` stays open. ConfigError: the file cannot be written,
-    or this process was forked from the one that writes it. Programs go on when an entry cannot be written: the first
+    or this process was forked from the one that writes it. Programs continue if an entry cannot be written: the first
     error is logged, and raised by the end of the block or `close`. The file lacks only the entries that could not be
     written.
     """
@@ -313,7 +313,7 @@ class _RecordedProgram(LocalReader, ProgramObserver):
             attempt.finish(GenOutcome((sample,), scores=called.scores, calls=called.calls))
 
     def _put_round(self, question: _Question, called: wire.Called) -> None:
-        """Write the entry of one round of a gen, after which the gen goes on: the output called tools, or the client
+        """Write the entry of one round of a gen, after which the gen continues: the output called tools, or the client
         refused it and the model tries again. called: the output."""
         if question.entry is not None:
             sample, stream = wire.Sample(called.text, called.finish_reason), question.stream(called.round)

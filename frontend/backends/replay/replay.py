@@ -131,7 +131,7 @@ class Replay:
 
 
 class _ReplayedProgram(LocalProgram):
-    """A program whose jobs are answered in the order of their entries, as far as they were started together."""
+    """A program whose jobs are answered in the order of their entries, if they were started together."""
 
     def __init__(self, replay: Replay, name: str) -> None:
         super().__init__(replay, name)

@@ -88,7 +88,7 @@ class AdmissionControl:
 
     def has_room(self, request: Request, n_new: int, n_slots: int, now: float) -> bool:
         """Whether the cache has room for the KV of n_new more tokens of the request, without evicting KV of older
-        programs that have paused recently, and so are expected to go on. n_slots: KV slots that no running request
+        programs that have paused recently, and so are expected to continue. n_slots: KV slots that no running request
         uses."""
         rank, earliest = _rank(request), now - PAUSES * self._pause
         left, counted = n_slots - n_new, set[tuple[int, int]]()

@@ -331,7 +331,8 @@ class Queue:
         return True
 
     def add(self, request: Request) -> None:
-        """Add a request. Its wait begins at the next `start_waits`; if `set_aside` removed it, its old wait goes on."""
+        """Add a request. Its wait begins at the next `start_waits`; if `set_aside` removed it, its old wait
+        continues."""
         self._n += 1
         request.is_waiting = True
         self.order.add(request)

@@ -69,7 +69,7 @@ class Request:
         self.drafted = array("i")  # positions in the output whose tokens were drafted or forced
         self.n_forced = 0  # output tokens that the constraint forced
         self.n_unreported = 0  # last output tokens, which no report has yet
-        self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
+        self.scores = array("f")  # computed logprobs of the prompt tokens, starting at score_from
         self.tops: list[TopLogprobs] = []  # the same with alternatives, where requested
         s = self.sampling
         has_penalties = bool(s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0)

@@ -248,9 +248,9 @@ class DepthController:
 
     def _fail(self, d: int, asks: Sequence[_Ask], error: Exception) -> None:
         """Record that a drafter failed. It is not asked again about the requests in `asks`, and its proposals for them
-        are dropped; the requests go on, because no output depends on drafts. Raises if the device itself is lost. d:
+        are dropped; the requests continue, because no output depends on drafts. Raises if the device itself is lost. d:
         index of the drafter."""
-        self._count_failure(self.drafters[d], error, f"{len(asks)} requests go on without its drafts")
+        self._count_failure(self.drafters[d], error, f"{len(asks)} requests continue without its drafts")
         for history, *_ in asks:
             history.failed.add(d)
             history.chains = [chain for chain in history.chains if chain.drafter != d]

@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 class NgramIndex:
     """A hash table from n-grams of some lengths to numbers. If `put` is called again for an n-gram, the later number
-    replaces the earlier one. Each salt has entries of its own."""
+    replaces the earlier one. Each salt has its own entries."""
 
     def __init__(self, orders: Sequence[int], size: int) -> None:
         """orders: the lengths, the longest first. size: number of entries, of 8 bytes each. The operating system

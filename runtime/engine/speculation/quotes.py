@@ -129,7 +129,7 @@ class QuoteState:
 
 class QuoteIndex:
     """Learns from finished outputs where they quote (copy from) their prompts, and proposes quotes for running requests
-    as drafts. Each namespace has rules of its own."""
+    as drafts. Each namespace has its own rules."""
 
     def __init__(self) -> None:
         self._use = 2 * SELDOM  # the share of recent requests for which a proposed quote was right
@@ -329,7 +329,7 @@ def _longest_match(prompt: str, text: str, at: int) -> tuple[int, int]:
 
 
 def _rfind(text: str, run: str, before: int) -> int:
-    """The start of the last occurrence of `run` that starts before `before`; -1: there is none."""
+    """The start of the last occurrence of `run` that starts before `before`; -1 if there is none."""
     return text.rfind(run, 0, before - 1 + len(run))
 
 

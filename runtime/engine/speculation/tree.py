@@ -174,7 +174,7 @@ class TreeDrafter(Drafter):
 
     def _find(self, request: Request, reader: _Reader) -> tuple[array[int] | None, int, int]:
         """Find a text to copy from. Returns the text, the position in it of the token that may come next, and the kind
-        of the match; (None, 0, 0): there is none."""
+        of the match; (None, 0, 0) if there is none."""
         ids, n = request.ids, len(request.ids)
         for kind, number in enumerate(self._index.find(ids, *reader.salts)):
             text = self._texts.get(number >> _N_BITS)

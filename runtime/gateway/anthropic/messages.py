@@ -31,7 +31,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     """Creates a message, and answers with it whole or as a stream."""
     body = decode(request.body, MessageRequest)
     adapter = await adapter_of(request, body.model)
-    if body.thread is not None:  # this code tells Anthropic's tool runner to go on without `thread`
+    if body.thread is not None:  # this code tells Anthropic's tool runner to continue without `thread`
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         text = "conversations are not kept; send all messages"
         raise HTTPError(400, text, param="thread", details=details)

@@ -123,7 +123,7 @@ class ResponseStore:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def put(self, stored: StoredResponse) -> None:
-        """Store a response, and drop the least recently used ones as far as a limit requires. All tenants together may
+        """Store a response, and drop the least recently used ones if a limit requires it. All tenants together may
         have MAX_STORED responses. The conversations and bytes of one tenant are limited to SHARE of the server's limits
         for a client."""
         self._stored[stored.payload["id"]] = stored

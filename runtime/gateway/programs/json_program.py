@@ -17,7 +17,7 @@ END = MAX_NUMBER
 """The ref of a value that the server makes if the last op makes none: it tells how that op went. Clients cannot use
 this ref."""
 NUMBER = 0
-"""The number of every program, because each has a connection of its own."""
+"""The number of every program, because each has its own connection."""
 
 
 class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

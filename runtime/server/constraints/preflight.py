@@ -334,8 +334,8 @@ def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckRe
 
 def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
     """Returns the spec with the library that will compile it in `engine`: outlines_core, if the server or the spec asks
-    for it and it can compile the constraint within OUTLINES_SECONDS; else llguidance (""). outlines_core is tried in a
-    process of its own, because it may need much more memory and time than llguidance."""
+    for it and it can compile the constraint within OUTLINES_SECONDS; else llguidance (""). outlines_core is tried in
+    its own process, because it may need much more memory and time than llguidance."""
     is_supported = spec.kind in ("regex", "choices") and not spec.after and not spec.end
     if not is_supported or (engine != "outlines_core" and spec.engine != "outlines_core"):
         return spec

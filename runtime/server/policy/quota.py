@@ -43,7 +43,7 @@ class Quota:
 
     def begin(self, program: RunningProgram) -> None:
         """Count a program that starts. Raises Overloaded if its client has too many programs; the program is counted
-        all the same."""
+        anyway."""
         usage = self._usage(program.client)
         usage.n_programs += 1
         self._program_bytes[program.serial] = 0

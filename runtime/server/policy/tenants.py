@@ -91,7 +91,7 @@ class Tenants:
     begin."""
 
     def __init__(self, tokens: Mapping[bytes, Tenant], isolates_connections: bool = False) -> None:
-        """tokens: as from `read_tokens`. isolates_connections: each connection is a tenant of its own."""
+        """tokens: as from `read_tokens`. isolates_connections: each connection is its own tenant."""
         self._tokens = tokens
         # An operator may also act for tenants that are not in this set.
         self._known = {"", *(tenant.name for tenant in tokens.values())}

@@ -88,7 +88,7 @@ class WorkQueue:
         return True
 
     def drop_messages(self, client: Client) -> list[bytes]:
-        """Forget the waiting messages of a client, and return them. Work that was begun goes on."""
+        """Forget the waiting messages of a client, and return them. Work that was begun continues."""
         if (own := self._clients.get(client)) is None:
             return []
         dropped = [item for item in own.items if isinstance(item, bytes)]

@@ -27,7 +27,7 @@ class Durables:
     def begin(self, program: RunningProgram, root: bytes, name: str) -> RunningProgram | None:
         """Make a program durable under `name`: open its journal file. root: the root key of the program's tenant.
 
-        Returns another running program that had this name, which the caller must end with TAKEN_OVER; None: there is
+        Returns another running program that had this name, which the caller must end with TAKEN_OVER; None if there is
         none. Raises Unsupported if this server has no journal."""
         if self.journal is None:
             raise Unsupported(f"durable: {self.unsupported}")

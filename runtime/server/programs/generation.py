@@ -711,7 +711,7 @@ class ToolTurn(GenAttempt):
 
     @property
     def _n_before(self) -> int:
-        """The number of earlier calls: each of them is answered by a turn of its own."""
+        """The number of earlier calls: each of them is answered by its own turn."""
         return sum(isinstance(piece, TurnStart) and piece.answers is not None for piece in self.prompt.pieces)
 
     def _outcome(self) -> GenOutcome:
@@ -739,7 +739,7 @@ class ToolTurn(GenAttempt):
 
     def _is_cut(self, outcome: GenOutcome, before: str | None) -> bool:
         """Whether an output without calls ends inside a call, or is a required call that cannot be read. before: the
-        text before a call mark; None: there is none."""
+        text before a call mark; None if there is none."""
         is_part = self._tools.must_call or (self._tools.ends_turn and before is not None)
         return bool(self._opened) or (is_part and outcome.samples[0].finish_reason == "length")
 

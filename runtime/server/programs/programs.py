@@ -96,7 +96,7 @@ class Programs(ProgramObserver):
         running = [program for programs in self._programs.values() for program in programs.values()]
         for program in (*running, *(program for program, _, _ in self._ending.values())):
             if program.n_ready and not (program.is_paused or program.is_queueing):
-                return f"{program.n_ready} states of program {program.name!r} could go on, but nothing runs them"
+                return f"{program.n_ready} states of program {program.name!r} could continue, but nothing runs them"
             for state in program.running:  # if a state that runs is missing here, nobody owns its requests
                 if state.generation is None:
                     return f"state {state.number} of program {program.name!r} counts as running, but runs nothing"

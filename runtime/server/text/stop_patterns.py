@@ -64,7 +64,7 @@ class Patterns:
 
     def first_end(self, text: str, n_old: int, is_whole: bool) -> tuple[int, str] | None:
         """Return (end, pattern) of the match that ends first, among those that end after the first `n_old` characters;
-        None: there is none. Raises BadProgram if the patterns take too long.
+        None if there is none. Raises BadProgram if the patterns take too long.
 
         Each beginning of the text is searched in turn, so the result does not depend on how the text was split into
         pieces. is_whole: whether `text` starts where the output does. If not, its first character cannot be part of a

@@ -92,7 +92,7 @@ def test_calls_that_append_at_once_are_refused_behind_other_text(mock: bn.Mock) 
 
         @bn.function
         def outer(s: bn.State, expression: Callable[[bn.State], Any] = expression) -> None:
-            with pytest.raises(bn.BadProgram, match="statement of its own"):
+            with pytest.raises(bn.BadProgram, match="its own statement"):
                 s += expression(s)
 
         outer.run().sync()

@@ -267,7 +267,7 @@ def test_inspected_argument_has_a_template_for_each_value() -> None:
     for i in range(10):
         compiled.run(f"{i}", "long" if i % 2 else "short", backend=backend)
     assert backend.n_defined == 2
-    assert "'mode' has a template of its own: it is inspected in test_compiled.py:" in compiled.explain()
+    assert "'mode' has its own template: it is inspected in test_compiled.py:" in compiled.explain()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("banyan.templates.compiled.MAX_TEMPLATES", 3)
         for i in range(10):
@@ -279,7 +279,7 @@ def test_inspected_argument_has_a_template_for_each_value() -> None:
 def test_argument_whose_text_is_changed_counts_as_inspected() -> None:
     backend, compiled = TemplateMock(), compile(dedents)
     compiled.run("one", "1", backend=backend)
-    assert "'text' has a template of its own" in compiled.explain()
+    assert "'text' has its own template" in compiled.explain()
     assert "value of 'other'" not in compiled.explain()
 
 
@@ -443,7 +443,7 @@ def catches_its_adoption(s: bn.State, x: str) -> None:
         (makes, "a list that the body created is stored"),
         (keeps, "a string that contains an argument or a gen is stored"),
         (keeps_a_ref, "a ref of another program is stored"),
-        (hurries, "gen 'a' .* has a timeout of its own"),
+        (hurries, "gen 'a' .* has its own timeout"),
         (catches_its_read, "it reads a generated value"),
         (catches_its_adoption, "it reads a generated value"),
     ],

@@ -95,7 +95,7 @@ class Order:
 
 
 class Cursor:
-    """An iterator with a text of its own."""
+    """An iterator with its own text."""
 
     def __iter__(self) -> Cursor:
         return self
@@ -227,7 +227,7 @@ def test_result_is_converted_to_text(value: Any, text: str) -> None:
 
 
 class Opaque:
-    """A class without a text of its own."""
+    """A class without its own text."""
 
 
 @bn.function

@@ -66,7 +66,7 @@ def test_engine_repairs_corruption_and_keeps_serving(
         (answer,) = e.answers
         e.answers.clear()
         assert not answer.ok
-        assert b"the engine goes on" in answer.body
+        assert b"the engine continues" in answer.body
     assert e.cache.n_mended == 1
     assert "please report it" in capfd.readouterr().err
     fake.drive(e, [fake.run(8, prompt(8), LONG)], outputs, check=True)

@@ -172,7 +172,7 @@ RWKV = {"hidden_size": 64, "attention_hidden_size": 64, "num_hidden_layers": 2}
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("rwkv", RWKV, "recurrent state in a cache of their own"),
+        ("rwkv", RWKV, "recurrent state in their own cache"),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}, "max_position_embeddings"),
         ("bert", TINY, "neither causal nor a causal window"),
         ("doge", TINY, "makes its own attention mask"),

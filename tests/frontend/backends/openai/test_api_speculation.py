@@ -101,7 +101,7 @@ def test_repeated_deviation_raises_with_its_position(serve: Any, fake: ModuleTyp
     assert raised.value.gen == "job"
     assert (state["name"], len(api.bodies)) == (" Ada", 3)
     api.answer = lambda path, body: fake.chat("I cannot.")
-    with pytest.raises(bn.BadOutput, match=r"it says 'I cannot.', and it should go on with 'Name:'.*asked 3 times"):
+    with pytest.raises(bn.BadOutput, match=r"it says 'I cannot.', and it should continue with 'Name:'.*asked 3 times"):
         card.run(backend=backend)["name"]
 
 

@@ -1,4 +1,4 @@
-"""Constraints are checked once before the engine sees them, in a process of their own and in bounded time."""
+"""Constraints are checked once before the engine sees them, in their own process and in bounded time."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ def test_durable_refuses_incompatible_options() -> None:
         chain.run(backend=api, durable=True)
     with pytest.raises(Unsupported, match="leave out stream"):
         chain.run(backend=bn.Mock("x"), durable=True, stream=True)
-    with pytest.raises(BadProgram, match="a name of its own"):
+    with pytest.raises(BadProgram, match="needs its own name"):
         chain.run_batch([{}], backend=bn.Mock("x"), opts=bn.Options(durable="name"))
 
 

@@ -462,7 +462,7 @@ def test_check_names_violated_invariants(bench: Any, greedy: Sampler) -> None:
     assert "generations have []" in b.programs.check()
     program.running.add(program.states[0])
     program._ready.append(program.states[0])
-    assert "could go on" in b.programs.check()
+    assert "could continue" in b.programs.check()
     program._ready.clear()
     assert b.programs.check() == ""
 
