@@ -622,8 +622,9 @@ FinishReason = Literal["stop", "length", "abort"]
 class Sample(Wire, frozen=True):
     """One finished output. matched: the stop string, pattern or token id that ended it, if any.
     drafted: int32 `bytes`, indices of output tokens that were drafted. drafts: drafter -> (tokens proposed, tokens
-    accepted). After retries or tool rounds, `drafts` is summed over all outputs, like Value.usage; the other fields
-    describe the last output."""
+    accepted). end: the token `matched` with its logprob, if the gen has logprobs; `logprobs` does not contain it. After
+    retries or tool rounds, `drafts` is summed over all outputs, like Value.usage; the other fields describe the last
+    output."""
 
     text: str
     finish_reason: FinishReason
@@ -635,6 +636,7 @@ class Sample(Wire, frozen=True):
     drafts: dict[str, tuple[int, int]] = {}
     calls: tuple[WireToolCall, ...] = ()
     """For a Gen whose tools have ends_turn."""
+    end: TokenLogprob | None = None
 
 
 class Scores(Wire, frozen=True):
@@ -887,8 +889,8 @@ class TopLogprobs(Wire, frozen=True):
 class Finish(Wire, frozen=True):
     """How a request ended. stop_id: the id of Run.stop_ids that ended it (-1: none). scores: float32 `bytes`, the
     logprobs that score_from asked for; tops: the alternatives of each of these tokens, if Sampling.top_logprobs > 0.
-    n_cached: prompt tokens found in the tree. started: as in Times. n_drafted, n_accepted: as in TokenUsage. drafted,
-    drafts: as in Sample."""
+    end: the logprobs of stop_id, if Sampling.logprobs. n_cached: prompt tokens found in the tree. started: as in Times.
+    n_drafted, n_accepted: as in TokenUsage. drafted, drafts: as in Sample."""
 
     rid: int
     reason: FinishReason
@@ -902,6 +904,7 @@ class Finish(Wire, frozen=True):
     drafted: bytes = b""
     tops: tuple[TopLogprobs, ...] = ()
     drafts: dict[str, tuple[int, int]] = {}
+    end: TopLogprobs | None = None
 
 
 class EnginePong(Wire, frozen=True):

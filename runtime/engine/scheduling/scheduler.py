@@ -565,14 +565,14 @@ class Scheduler:
         if guide is not None and n == n_sampled:
             self._append_forced(request)
         self._report.tokens(request)
-        if tops := tops[:n]:
-            self._report.logprobs(request, tops)
+        if tops and n:
+            self._report.logprobs(request, tops[:n])
         if (n and self._finish_if_complete(request)) or n == n_sampled:
             return
         if n < stop or sampled[stop] == NO_TOKEN:
             self._end_without_token(request)
         else:
-            self._finish(request, "stop", sampled[stop])
+            self._finish(request, "stop", sampled[stop], tops[stop] if tops else None)
 
     def _append_forced(self, request: Request) -> None:
         """Append the tokens that the constraint forces; the next step computes them as one chunk. Appends none with
@@ -645,7 +645,9 @@ class Scheduler:
 
     # ---- the end of a request --------------------------------------------------------------------------------------
 
-    def _finish(self, request: Request, reason: FinishReason, stop_id: int = -1) -> None:
+    def _finish(
+        self, request: Request, reason: FinishReason, stop_id: int = -1, end: TopLogprobs | None = None
+    ) -> None:
         self._keep_last_state(request)
         self._end(request)
         self._report.tokens(request)  # forced tokens of a request that ends before its prefill
@@ -654,7 +656,7 @@ class Scheduler:
         drafts = self.drafting.end(request)
         if request.n_forced:  # forced tokens are always accepted
             drafts["grammar"] = request.n_forced, request.n_forced
-        self._report.finish(request, reason, stop_id, drafts)
+        self._report.finish(request, reason, stop_id, drafts, end)
         request.guide = None  # a step planned ahead may still have a row for it, which needs no mask
 
     def _fail(self, request: Request, code: str, message: str) -> None:
@@ -762,13 +764,21 @@ class StepReport:
         """Add the logprobs of a request's latest output tokens. tops: one entry per token."""
         self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), *tops)
 
-    def finish(self, request: Request, reason: FinishReason, stop_id: int, drafts: dict[str, tuple[int, int]]) -> None:
-        """Add a finished request. drafts: by drafter, how many tokens were drafted and how many accepted."""
+    def finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        stop_id: int,
+        drafts: dict[str, tuple[int, int]],
+        end: TopLogprobs | None,
+    ) -> None:
+        """Add a finished request. drafts: by drafter, how many tokens were drafted and how many accepted. end: the
+        logprobs of stop_id; None: not requested."""
         n_drafted, n_accepted = (sum(n) for n in zip(*drafts.values(), strict=True)) if drafts else (0, 0)
         r = request
         self._finished.append(
             Finish(r.rid, reason, stop_id, r.n_prompt, max(r.n_cached, 0), r.scores.tobytes(), r.start_time,
-                   n_drafted, n_accepted, r.drafted.tobytes(), tuple(r.tops), drafts)
+                   n_drafted, n_accepted, r.drafted.tobytes(), tuple(r.tops), drafts, end)
         )  # fmt: skip
 
     def step(self) -> Step:

@@ -127,14 +127,15 @@ class CompletionWriter(ChoiceWriter):
         return self._choice(index, delta.text, logprobs=self._logprobs(tokens, self._offsets[index]))
 
     def _last(self, index: int, sample: wire.Sample) -> bytes:
-        rest = self._shown[index].rest(sample)
+        rest = self._shown[index].rest(sample) + _end(sample)
         logprobs = self._logprobs(rest, self._offsets[index]) if rest else None
         return self._choice(index, "", finish_reason(sample), logprobs)
 
     def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
         sample = value.samples[0]
         # with max_tokens=0 the server returns the logprobs of what would come next, which is not part of the output
-        tokens = (*value.prompt, *(with_text(sample, sample.logprobs) if value.usage.generated else ()))
+        output = with_text(sample, sample.logprobs) if value.usage.generated else ()
+        tokens = value.prompt + output + _end(sample)
         prompt, of_prompt = self._prompts.get(index // self._n, ""), TextOffset()
         for token in value.prompt:
             _, its_bytes, _ = next(spelled(token))
@@ -158,3 +159,9 @@ class CompletionWriter(ChoiceWriter):
             found["text_offset"].append(max(0, offset.n_chars))
             offset.move(its_bytes)
         return found
+
+
+def _end(sample: wire.Sample) -> tuple[wire.TokenLogprob, ...]:
+    """The token that ended the output, if one did. OpenAI and vLLM give its logprob too. Evaluations that score a text
+    by an echo and one more token rely on it: they take the last token for the one that was generated."""
+    return () if sample.end is None else (sample.end,)

@@ -584,6 +584,7 @@ class EngineRequests:
             logprobs=tuple(map(self._logprob, unpack(bytes(request.ids)), request.logprobs)),
             drafted=finish.drafted,
             drafts=finish.drafts,
+            end=self._logprob(finish.stop_id, finish.end) if finish.end and matched == finish.stop_id else None,
         )
 
     def prompt(self, request: EngineRequest) -> tuple[wire.TokenLogprob, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from pocket_answers import PROMPT
+from pocket_answers import ANSWER, PROMPT
 
 from banyan.runtime import launch
 from banyan.runtime.gateway.endpoint import Handler
@@ -66,6 +66,26 @@ def test_echo_with_logprobs_has_those_of_the_prompt(openai_client: openai.OpenAI
     streamed = list(create(openai_client, echo=True, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].text for chunk in streamed[:-1]) == f"{PROMPT}I am the"
     assert streamed[-1].usage.total_tokens == 18
+
+
+def test_logprobs_have_the_token_that_ended_the_output(openai_client: openai.OpenAI) -> None:
+    """It was left out, and lm-eval, which takes the last token of an echo for the one that was generated, then scored a
+    text without its last token."""
+    text = f"{PROMPT}{ANSWER}"
+    prompt = create(openai_client, text, echo=True, logprobs=1, max_tokens=0).choices[0].logprobs
+    (choice,) = create(openai_client, text, echo=True, logprobs=1, max_tokens=1).choices
+    found = choice.logprobs
+    assert (choice.text, choice.finish_reason, found.tokens[-1]) == (text, "stop", "<|im_end|>")
+    assert (found.tokens[:-1], found.token_logprobs[1:-1]) == (prompt.tokens, pytest.approx(prompt.token_logprobs[1:]))
+    assert found.top_logprobs[-1] == {"<|im_end|>": found.token_logprobs[-1]}
+    assert found.text_offset[-1] == len(text)
+
+    whole = create(openai_client, logprobs=0, max_tokens=40).choices[0]
+    assert "".join(whole.logprobs.tokens) == f"{ANSWER}<|im_end|>"
+    pieces = [one.choices[0].logprobs for one in create(openai_client, logprobs=0, max_tokens=40, stream=True)]
+    assert [token for one in pieces if one is not None for token in one.tokens] == whole.logprobs.tokens
+    stopped = create(openai_client, logprobs=0, max_tokens=40, stop=["model."]).choices[0]
+    assert "<|im_end|>" not in stopped.logprobs.tokens
 
 
 def test_offsets_count_characters_that_several_tokens_share(openai_client: openai.OpenAI) -> None:

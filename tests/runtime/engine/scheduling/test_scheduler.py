@@ -326,6 +326,24 @@ def test_scores_include_alternatives_only_if_requested(fake: ModuleType, step_to
         np.testing.assert_allclose(array("f", top.top_logprobs), row[best], atol=1e-5)
 
 
+@pytest.mark.parametrize("n_before", [0, 3])
+def test_the_token_that_ends_an_output_has_its_logprobs(fake: ModuleType, n_before: int) -> None:
+    ids = prompts(1)[0]
+    *output, stop = fake.greedy(ids, n_before + 1)
+    assert stop not in output
+    with_logprobs = Sampling(max_tokens=8, temperature=0, logprobs=True, top_logprobs=2)
+    stops = array("i", [stop]).tobytes()
+    runs = [fake.run(0, ids, with_logprobs, stop_ids=stops), fake.run(1, ids, stop_ids=stops)]
+    outputs = fake.drive(fake.engine(), runs, check=True)
+    assert outputs[0].ids == outputs[1].ids == output
+    finish, other = (outputs[rid].finish for rid in (0, 1))
+    assert (finish.stop_id, other.end) == (stop, None)
+    row = np.array(fake.logits_after([*ids, *output]), np.float64)
+    row -= np.log(np.exp(row).sum())
+    assert finish.end.logprob == pytest.approx(row[stop], abs=1e-5)
+    assert array("i", finish.end.top_ids).tolist() == np.argsort(-row)[:2].tolist()
+
+
 def test_scores_after_a_replay_cover_only_the_prompt(fake: ModuleType) -> None:
     ids = prompts(1)[0]
     expected = fake.drive(fake.engine(), [fake.run(0, ids, score_from=7)])[0]

@@ -290,6 +290,20 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     assert logprob == wire.TokenLogprob(the, spell([the]), -0.5, ((the, spell([the]), -0.5), (fox, "x", -1.5)))
 
 
+def test_a_stop_token_has_its_logprob_unless_a_stop_string_ended_the_text(words: Tokenizer) -> None:
+    the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
+    for stop, end in (("zz", wire.TokenLogprob(fox, "x", -0.5)), ("th", None)):
+        ended: list[Any] = []
+        requests = EngineRequests(words, None)
+        requests.add_engine(lambda command: None)
+        sampling = wire.Sampling(logprobs=True, stop=(stop,), stop_token_ids=(fox,))
+        requests.start(run_of(sampling), ended.append, owner=Owner())
+        finish = wire.Finish(0, "stop", stop_id=fox, end=wire.TopLogprobs(-0.5))
+        step = wire.Step(array("q", [0]).tobytes(), pack([1]), pack([the]), {0: (wire.TopLogprobs(-1.0),)}, (finish,))
+        deque(requests.take(step, requests.routes.all[0]), 0)
+        assert requests.sample(ended[0]).end == end
+
+
 def test_tokens_with_part_of_a_character_have_their_bytes(words: Tokenizer) -> None:
     (first, second), (x,) = words.encode([TextSpan("ë")]), words.encode([TextSpan("x")])
     entry = wire.TopLogprobs(-0.5, pack([second, x]), array("f", [-0.5, -1.5]).tobytes())
