@@ -138,8 +138,9 @@ class PromptTooLong(ProgramError, code="prompt_too_long"):
     @classmethod
     def of(cls, what: str, n_tokens: int, n_most: int) -> Self:
         """Make the error for a prompt of n_tokens, of which the context holds n_most. what: what has the tokens, and a
-        verb. Clients look for "maximum context length"."""
-        return cls(f"{what} {n_tokens} tokens; the maximum context length is {n_most}")
+        verb. Clients of OpenAI's API look for one of the message's two ends."""
+        where = f"this model's maximum context length is {n_most} tokens"
+        return cls(f"prompt is too long: {what} {n_tokens} tokens; {where}")
 
 
 class Cancelled(ProgramError, code="cancelled"): ...

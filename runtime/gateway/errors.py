@@ -13,7 +13,7 @@ from banyan.runtime.errors import BanyanError
 
 TOO_LONG = "context_length_exceeded"
 """The code of OpenAI's API for a prompt that is longer than the context."""
-_LENGTHS = re.compile(r"(\d+) tokens; the maximum context length is (\d+)")
+_LENGTHS = re.compile(r"(\d+) tokens; this model's maximum context length is (\d+)")
 """Matches the message of PromptTooLong.of."""
 
 ANTHROPIC_KINDS = {

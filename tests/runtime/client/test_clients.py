@@ -182,7 +182,7 @@ def test_program_waiting_for_credit_can_be_cancelled(
             (
                 {},
                 (wire.Append(0, ("one two " * 800,)), wire.Gen(0, 0)),
-                r"has \d{4,} tokens; the maximum context length is 512",
+                r"has \d{4,} tokens; this model's maximum context length is 512",
             ),
             (
                 {"max_program": 5000},

@@ -511,7 +511,7 @@ def test_random_aborts_leak_no_page_and_change_no_output(
     ("fields", "code", "message"),
     [
         ({"ids": []}, "bad_program", "empty"),
-        ({"ids": [1] * 64}, "prompt_too_long", "at least 65 tokens; the maximum context length is 64"),
+        ({"ids": [1] * 64}, "prompt_too_long", "at least 65 tokens; this model's maximum context length is 64"),
         ({"ids": [1, 50]}, "bad_program", "token 50"),
         ({"ids": [-1, 1]}, "bad_program", "token -1"),
         ({"stop_ids": b"\xff\xff\xff\xff"}, "bad_message", "stop_ids has a negative id"),
