@@ -338,6 +338,8 @@ def test_unknown_fields_that_ask_for_nothing_are_taken(url: str) -> None:
     for more in (
         {"audio": None, "functions": None, "function_call": None, "prompt_logprobs": None},
         {"best_of": 1, "include_stop_str_in_output": False, "use_beam_search": False, "add_generation_prompt": True},
+        {"functions": [], "function_call": "none", "documents": [], "include_reasoning": True, "detokenize": True},
+        {"return_token_ids": False, "return_tokens_as_token_ids": False, "spaces_between_special_tokens": True},
         {"messages": [{"role": "user", "content": parts, "z": None}, *QUESTION]},
         {"tools": [tool], "messages": [{**SUM[0], "z": None}]},
     ):
@@ -345,7 +347,7 @@ def test_unknown_fields_that_ask_for_nothing_are_taken(url: str) -> None:
     found = decode(json.dumps({"model": "m", "messages": SUM, "tools": [tool]}).encode(), ChatRequest)
     assert found.tools is not None
     assert found.tools[0].function.parameters == schema
-    for wrong in ({"best_of": 2}, {"functions": []}, {"audio": None, "foo": 0}, {"messages": [{**SUM[0], "z": 0}]}):
+    for wrong in ({"best_of": 2}, {"functions": [{}]}, {"audio": None, "foo": 0}, {"messages": [{**SUM[0], "z": 0}]}):
         status, data = post(url, PATH, body(**wrong))
         assert status == 400
         assert json.loads(data)["error"]["param"] in ("best_of", "functions", "foo", "messages[0].z")
