@@ -51,8 +51,10 @@ class ChatWriter(ChoiceWriter):
         self._calls: defaultdict[int, SentCalls] = defaultdict(SentCalls)
         self._n_shown: defaultdict[int, int] = defaultdict(int)  # tokens whose logprobs were sent
 
-    def _first(self, index: int) -> bytes:
-        return self._choice(index, {"role": ASSISTANT, "content": ""})
+    def _first(self, index: int, item: wire.Delta | wire.Value) -> bytes:
+        is_text = not (item.samples[0].calls if isinstance(item, wire.Value) else item.call or item.is_thought)
+        # as OpenAI does: with any content but null, clients begin a text
+        return self._choice(index, {"role": ASSISTANT, "content": "" if is_text else None})
 
     def _more(self, index: int, delta: wire.Delta) -> bytes:
         if delta.call is not None:

@@ -97,8 +97,8 @@ class ChoiceWriter(ABC):
         self._usages: dict[int, wire.TokenUsage] = {}
 
     @abstractmethod
-    def _first(self, index: int) -> bytes:
-        """The event that begins choice `index`; b"": none is needed."""
+    def _first(self, index: int, item: wire.Delta | wire.Value) -> bytes:
+        """The event that begins choice `index`, of which `item` arrives first; b"": none is needed."""
 
     @abstractmethod
     def _more(self, index: int, delta: wire.Delta) -> bytes:
@@ -133,7 +133,7 @@ class ChoiceWriter(ABC):
             if self._each_has_usage:
                 self._count(index, wire.TokenUsage(item.n_prompt, item.n_cached, item.n_tokens))
             data = self._more(index, item)
-        return self._first(index) + data if is_first else data
+        return self._first(index, item) + data if is_first else data
 
     def _count(self, index: int, usage: wire.TokenUsage) -> None:
         """Note the usage of choice `index` so far, for the next chunks."""

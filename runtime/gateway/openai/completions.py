@@ -116,7 +116,7 @@ class CompletionWriter(ChoiceWriter):
                 self.chunk(index, value)
         return super().whole({index: value for index, value in values.items() if index < self._n_choices})
 
-    def _first(self, index: int) -> bytes:
+    def _first(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         prompt = self._prompts.get(index // self._n, "")
         return self._text(index, prompt) if prompt else b""
 

@@ -279,6 +279,21 @@ def test_stream_has_the_name_of_a_call_and_then_its_arguments(openai_client: ope
     assert final.finish_reason == "tool_calls"
 
 
+def test_first_chunk_of_a_stream_has_content_only_before_text() -> None:
+    """Clients began an empty text before each call."""
+    call = wire.WireToolCall("000000000", "f", "{}")
+    for item, content in (
+        (wire.Delta(0, 0, 0, "Hi"), ""),
+        (wire.Delta(0, 0, 0, "So", is_thought=True), None),
+        (wire.Delta(0, 0, 0, "", call=wire.CallPiece(call.id, "f")), None),
+        (wire.Value(0, 0, 0, (wire.Sample("", "stop"),)), ""),
+        (wire.Value(0, 0, 0, (wire.Sample("", "stop", calls=(call,)),)), None),
+    ):
+        data = ChatWriter(ChatRequest(model="m", messages=[], stream=True)).chunk(0, item)
+        first = json.loads(data.split(b"\n\n")[0].removeprefix(b"data: "))["choices"][0]["delta"]
+        assert first == {"role": "assistant", "content": content}
+
+
 def test_stream_of_a_call_that_max_tokens_cuts_ends_with_length() -> None:
     whole = wire.WireToolCall("000000000", "f", '{"x": 1}')
     pieces = (wire.CallPiece(whole.id, "f"), wire.CallPiece(whole.id, arguments='{"x"'))
