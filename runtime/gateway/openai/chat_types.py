@@ -20,10 +20,17 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaul
 
 
 class TextPart(Body, tag="text", tag_field="type"):
-    """cache_control: has no effect. Clients that also speak Anthropic's API send it."""
+    """All fields but text have no effect. Clients that also speak Anthropic's API send cache_control. OpenAI's agents
+    package for JavaScript sends a text of the model with the other fields of the message in which it came."""
 
     text: str
     cache_control: dict[str, Any] | None = None
+    role: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+    tool_calls: list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class RefusalPart(Body, tag="refusal", tag_field="type"):

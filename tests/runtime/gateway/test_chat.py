@@ -149,6 +149,18 @@ def test_tool_loop_with_the_parts_that_the_client_sends_back(openai_client: open
     assert found.usage.prompt_tokens_details.cached_tokens > 60
 
 
+def test_a_text_may_come_back_with_the_fields_of_its_message(openai_client: openai.OpenAI) -> None:
+    """OpenAI's agents package for JavaScript sends it so."""
+    message = create(openai_client, SUM, tools=[CALCULATOR]).choices[0].message.to_dict()
+    part = {"type": "text", "text": "Hello.", **message, "content": None, "annotations": [], "reasoning": "So"}
+    told = {"role": "assistant", "content": [part]}
+    found, plain = (
+        create(openai_client, [*QUESTION, one, *QUESTION], max_tokens=1).usage.prompt_tokens
+        for one in (told, {"role": "assistant", "content": "Hello."})
+    )
+    assert found == plain
+
+
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the openai package
 def test_parsed_calls_and_outputs_go_back_as_the_client_has_them(openai_client: openai.OpenAI) -> None:
     class Calculator(pydantic.BaseModel):
