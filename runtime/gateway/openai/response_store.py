@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -165,6 +165,15 @@ class ResponseStore:
             )
         self._stored.move_to_end(number)
         return stored
+
+    def items(self, tenant: str, numbers: Collection[str | None]) -> dict[str | None, dict[str, Any]]:
+        """The output items with the ids `numbers` that this tenant has, by id. Marks their responses as used."""
+        found: dict[str | None, dict[str, Any]] = {}
+        for one in [one for one in self._stored.values() if one.tenant == tenant]:
+            if items := {item["id"]: item for item in one.payload["output"] if item["id"] in numbers}:
+                found |= items
+                self._stored.move_to_end(one.payload["id"])
+        return found
 
     def pop(self, tenant: str, number: str) -> None:
         """Drop the response with the id `number`. HTTPError: this tenant has no such response."""

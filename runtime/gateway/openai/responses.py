@@ -28,6 +28,7 @@ from banyan.runtime.gateway.openai.responses_types import (
     LOGPROBS,
     PROMPT_IGNORED,
     RESPONSE_IGNORED,
+    InputItem,
     ResponsePrompt,
     ResponseRequest,
     turns_of,
@@ -81,12 +82,28 @@ def _system(body: ResponsePrompt) -> list[ChatTurn]:
     return [] if body.instructions is None else [ChatTurn(role="system", content=body.instructions)]
 
 
+def _turns(request: HTTPRequest, body: ResponsePrompt) -> list[ChatTurn]:
+    """The messages in the input of a request, with the items to which it refers. HTTPError: an item is invalid, or the
+    tenant has no such item."""
+    given = body.input
+    if not isinstance(given, str) and (wanted := {one.id for one in given if one.type == "item_reference"}):
+        found = request.gateway.responses.items(request.tenant, wanted)
+        given = [msgspec.convert(found[one.id], InputItem) if one.id in found else one for one in given]
+        for k, one in enumerate(given):
+            if one.type == "item_reference":
+                text = (
+                    f"there is no item {str(one.id)[:80]!r}, or its response is not kept any more; send the item itself"
+                )
+                raise HTTPError(404, text, param=f"input[{k}].id", code="not_found")
+    return turns_of(given)
+
+
 async def count_input(request: HTTPRequest) -> Reply:
     """Answers with the number of tokens in the prompt that such a request would have."""
     body = decode(request.body, ResponsePrompt)
     await adapter_of(request, body.model)
     before = _previous(request, body)
-    turns = [*_system(body), *(before.turns if before is not None else ()), *turns_of(body.input)]
+    turns = [*_system(body), *(before.turns if before is not None else ()), *_turns(request, body)]
     n = await count_tokens(request, body.chat_request(turns), field="input")
     headers = ignored(body, (*PROMPT_IGNORED, *_unread(request)))
     return json_reply({"object": "response.input_tokens", "input_tokens": n}, headers=headers)
@@ -150,7 +167,7 @@ class ResponseRun:
             "truncation": "disabled",
             "usage": None,
         }
-        new = turns_of(body.input)
+        new = _turns(request, body)
         turns = [*(before.turns if before is not None else ()), *new]
         self._chat = body.chat_request([*_system(body), *turns])
         branch = self._start(before, new)

@@ -48,9 +48,10 @@ InputPart = InputText | OutputText | chat.RefusalPart | InputImage | ReasoningPa
 
 
 class InputItem(Body):
-    """A message, a call, the output of a call, or earlier reasoning, which is not given to the model again."""
+    """A message, a call, the output of a call, earlier reasoning, which is not given to the model again, or a reference
+    to an item of a stored response."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
     role: str | None = None
     content: str | list[InputPart] | None = None
     id: str | None = None
@@ -195,7 +196,8 @@ RESPONSE_IGNORED = (
 
 
 def turns_of(given: str | Sequence[InputItem]) -> list[chat.ChatTurn]:
-    """Convert `given`, the input of a request, to messages of chat completions. HTTPError: an item is invalid."""
+    """Convert `given`, the input of a request without references, to messages of chat completions. HTTPError: an item
+    is invalid."""
     if isinstance(given, str):
         return [chat.ChatTurn(role="user", content=given)]
     turns: list[chat.ChatTurn] = []

@@ -68,6 +68,43 @@ def test_tool_loop_by_previous_response_and_by_items(openai_client: openai.OpenA
     assert followed.output_text == sent_again.output_text == "The answer is 71."
 
 
+def test_items_of_stored_responses_are_input_by_reference(openai_client: openai.OpenAI) -> None:
+    """The AI SDK of Vercel sends the model's own turns so, and failed from the second turn on."""
+    question = [{"role": "user", "content": "What is 23 plus 48?"}]
+    first = create(openai_client, question, tools=[CALCULATOR])
+    (call,) = first.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "71"}
+    items = [*question, {"type": "item_reference", "id": call.id}, result]
+    found = create(openai_client, items, tools=[CALCULATOR])
+    assert found.output_text == "The answer is 71."
+    said, thanks = {"type": "item_reference", "id": found.output[0].id}, {"role": "user", "content": "Thanks."}
+    by_reference = create(openai_client, [*items, said, thanks], tools=[CALCULATOR])
+    by_value = create(
+        openai_client, [*question, call.to_dict(), result, found.output[0].to_dict(), thanks], tools=[CALCULATOR]
+    )
+    assert (by_reference.output_text, by_reference.usage.input_tokens) == (
+        by_value.output_text,
+        by_value.usage.input_tokens,
+    )
+    counted = openai_client.responses.input_tokens.count(
+        model="pocket", input=[*items, said, thanks], tools=[CALCULATOR]
+    )
+    assert counted.input_tokens == by_value.usage.input_tokens
+    openai_client.responses.delete(found.id)
+    with pytest.raises(openai.NotFoundError, match="send the item itself") as raised:
+        create(openai_client, [*items, said, thanks], tools=[CALCULATOR])
+    assert raised.value.param == "input[3].id"
+
+
+def test_items_of_another_tenant_are_not_found(two_tenants: str) -> None:
+    first, other = (openai.OpenAI(base_url=f"{two_tenants}/v1", api_key=key * 20) for key in "12")
+    (item,) = create(first).output
+    ask = [{"type": "item_reference", "id": item.id}, {"role": "user", "content": "Thanks."}]
+    assert create(first, ask).output_text
+    with pytest.raises(openai.NotFoundError):
+        create(other, ask)
+
+
 def test_only_the_tools_of_a_request_are_in_its_prompt(openai_client: openai.OpenAI) -> None:
     options: Any = {"tools": [CALCULATOR]}
     before = create(openai_client, "What is 23 plus 48?", **options)
