@@ -35,7 +35,7 @@ weights with which it began, and a change of weights waits for it."""
 class Conversation:
     """A program on the server that later responses can continue. client: the connection that the program uses. states,
     refs: counters that give the next free numbers of states and values. n_bytes: the size of the turns so far, which
-    the server keeps too."""
+    the stored responses keep and, while the program is open, the server too."""
 
     client: Client
     program: ProgramHandle
@@ -142,11 +142,12 @@ class ResponseStore:
 
     def _held(self, tenant: str) -> tuple[int, int]:
         """What a tenant has in the store. Returns the number of its conversations whose program is not over, and the
-        larger of two sizes in bytes: that of these conversations, and that of its payloads."""
+        larger of two sizes in bytes: that of all its conversations, whose turns its responses keep, and that of its
+        payloads."""
         found = [one for one in self._stored.values() if one.tenant == tenant]
-        held = [one.branch.conversation for one in found if one.has_program]
-        conversations = {id(one): one.n_bytes for one in held}
-        return len(conversations), max(sum(conversations.values()), sum(one.n_bytes for one in found))
+        conversations = {id(one.branch.conversation): one.branch.conversation for one in found}.values()
+        n_open = sum(not one.program.is_over for one in conversations)
+        return n_open, max(sum(one.n_bytes for one in conversations), sum(one.n_bytes for one in found))
 
     def _drop(self, stored: StoredResponse) -> None:
         del self._stored[stored.payload["id"]]

@@ -26,6 +26,7 @@ from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.keys import Keys
 from banyan.runtime.gateway.openai import response_store, responses
+from banyan.runtime.gateway.openai.chat_types import ChatTurn
 from banyan.runtime.gateway.openai.responses_types import ResponseRequest
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
@@ -409,6 +410,22 @@ def test_conversations_whose_program_is_over_do_not_count() -> None:
     for k in range(3):
         put(f"open{k}", is_over=False)
     assert [*store._stored] == [*(f"over{k}" for k in range(5)), "open1", "open2"]
+
+
+def test_turns_count_after_the_end_of_their_program() -> None:
+    """A response keeps all turns of its conversation, but only those of its own request counted: the memory of the HTTP
+    process had no limit."""
+    client: Any = SimpleNamespace(welcome=SimpleNamespace(max_programs=8, max_client=40_000))
+    program: Any = SimpleNamespace(is_over=True, submit=lambda ops: None)
+    store = response_store.ResponseStore()
+    turns: list[ChatTurn] = []
+    for k in range(8):
+        turns = [*turns, ChatTurn(role="user", content="x" * 1000)]
+        conversation = response_store.Conversation(client, program)
+        conversation.hold(turns)
+        branch = response_store.ConversationBranch(conversation, 0, PromptWriter(wire.ChatMarkers({})), ())
+        store.put(response_store.StoredResponse("", {"id": f"{k}"}, turns, None, branch, n_bytes=1000))
+    assert [*store._stored] == ["7"], "8,000 bytes of 10,000; 7,000 more do not fit"
 
 
 def test_stored_responses_leave_room_for_other_requests(
