@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
-import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -15,8 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from banyan.runtime.client.client import Client
-from banyan.runtime.errors import BanyanError
-from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.errors import HTTPError, any_http_error
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.protocol.http_frames import MAX_BODY
 
@@ -134,16 +131,8 @@ class EndpointApp:
                 await response.write(reply)
         except _HungUp:
             pass
-        except HTTPError as e:
-            await response.fail(e)
-        except BanyanError as e:
-            await response.fail(http_error(e))
-        except RecursionError:
-            await response.fail(HTTPError(400, "the body is nested too deeply"))
         except Exception as e:
-            print(f"banyan: the request {response.request_id} failed:", file=sys.stderr)
-            traceback.print_exception(e, file=sys.stderr)
-            await response.fail(HTTPError(500, f"an error of the HTTP process: {type(e).__name__}"))
+            await response.fail(any_http_error(e, f"request {response.request_id}"))
         finally:
             if watch is not None:
                 watch.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -89,6 +90,21 @@ def http_error(error: BanyanError, field: str | None = None) -> HTTPError:
         message = "the server is gone"
     is_of_prompt = code == TOO_LONG or (status == 400 and message != error.message)
     return HTTPError(status, message, param=field if is_of_prompt else None, code=code)
+
+
+def any_http_error(error: Exception, work: str) -> HTTPError:
+    """Convert any error into the HTTPError for the client. work: what failed, which stderr names if the error is one of
+    this process."""
+    match error:
+        case HTTPError():
+            return error
+        case BanyanError():
+            return http_error(error)
+        case RecursionError():
+            return HTTPError(400, "the body is nested too deeply")
+    print(f"banyan: the {work} failed:", file=sys.stderr)
+    traceback.print_exception(error, file=sys.stderr)
+    return HTTPError(500, f"an error of the HTTP process: {type(error).__name__}")
 
 
 @lru_cache(64)

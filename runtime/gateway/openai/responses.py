@@ -14,10 +14,9 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec.structs import replace
 
-from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
-from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.errors import HTTPError, any_http_error
 from banyan.runtime.gateway.generation import chat_gen, chat_markers, limits_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import Arrival, ModelCall
@@ -218,10 +217,8 @@ class ResponseRun:
             try:
                 async for _ in self.events():
                     pass
-            except HTTPError as e:
-                self.failed(e)
-            except BanyanError as e:
-                self.failed(http_error(e))
+            except Exception as e:
+                self.failed(any_http_error(e, f"response {self.payload['id']}"))
             except asyncio.CancelledError:
                 self._events.close("incomplete")
                 self.payload["status"] = "cancelled"

@@ -276,6 +276,13 @@ class InProcess:
 
         return self._runner.run(run())
 
+    def wait(self, number: str) -> Any:
+        """The payload of a response in the background, after its end."""
+        stored = self._gateway.responses.get("", number)
+        assert stored.task is not None
+        self._runner.run(asyncio.wait([stored.task]))
+        return stored.payload
+
     def delete(self, number: str) -> None:
         self._do(responses.delete, id=number)
 
@@ -317,6 +324,17 @@ def test_a_response_that_fails_keeps_its_text(in_process: InProcess) -> None:
     (item,) = payload["output"]
     assert (payload["status"], item["status"]) == ("failed", "incomplete")
     assert item["content"][0]["text"].startswith("[")
+
+
+def test_a_response_in_the_background_that_fails_unexpectedly_is_failed(
+    in_process: InProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stayed in progress for ever."""
+    monkeypatch.setattr(responses.ResponseRun, "_end", lambda run, value: 1 // 0)
+    number = in_process.create(background=True)["id"]
+    found = in_process.wait(number)
+    assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+    assert f"the response {number} failed" in capsys.readouterr().err
 
 
 def test_the_program_of_an_idle_conversation_is_closed(
