@@ -31,8 +31,12 @@ class Mailbox:
 
     def _run(self) -> None:
         self._is_woken = False  # before the calls are taken: a later post must wake the loop again
-        while self._calls:
-            self._calls.popleft()()
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            if self._calls:  # one has failed; the loop reports it
+                self._loop.call_soon(self._run)
 
 
 class Gateway:
