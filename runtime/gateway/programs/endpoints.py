@@ -12,10 +12,9 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 
 import msgspec
 
-from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.programs.json_program import JSONProgram, ProgramRequest
+from banyan.runtime.gateway.programs.json_program import JSONProgram, decode_request
 from banyan.runtime.gateway.programs.sessions import Session
 from banyan.runtime.protocol import http_frames, wire
 
@@ -26,7 +25,7 @@ async def begin(request: HTTPRequest) -> EventReply:
     if _is_binary(request):
         return await _begin_binary(request)
     program = JSONProgram(request.client.welcome.max_message)
-    data = program.message(decode(request.body, ProgramRequest))
+    data = program.message(decode_request(request.body))
     session, _ = await request.gateway.sessions.open(request.client, wire.VERSION, "http")
     session.program = program
     session.send(data)
@@ -43,7 +42,7 @@ async def go_on(request: HTTPRequest) -> Reply:
     elif session.program is None:
         raise HTTPError(400, f"this session takes bodies of the content type {http_frames.KIND} only")
     else:
-        session.send(session.program.message(decode(request.body, ProgramRequest)))
+        session.send(session.program.message(decode_request(request.body)))
         if session.program.is_over:  # its response waits for a message, and no more will come
             session.end()
     return json_reply({})

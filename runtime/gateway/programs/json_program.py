@@ -3,12 +3,16 @@ missing."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from banyan.runtime.errors import Cancelled
+from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_NUMBER, MAX_OPS
@@ -28,6 +32,32 @@ class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     last: bool = True
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     limits: wire.ProgramLimits | None = None
+
+
+def decode_request(body: bytes) -> ProgramRequest:
+    """HTTPError: the body is not JSON, or has a field that its object has not."""
+    kind: type[ProgramRequest] = _strict(ProgramRequest)
+    return decode(body, kind)
+
+
+@cache
+def _strict(kind: Any) -> Any:
+    """The type `kind`, with structs that refuse unknown fields, at every level. (Those of wire.py ignore them, so that
+    peers of different releases understand each other; but in JSON that people write, they are mistakes.)"""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = get_type_hints(kind, include_extras=True)
+        fields = []
+        for f in msgspec.structs.fields(kind):
+            default: Any = {"default": f.default, "default_factory": f.default_factory}
+            fields.append((f.name, _strict(hints[f.name]), msgspec.field(**default)))
+        tag = kind.__struct_config__.tag
+        return msgspec.defstruct(kind.__name__, fields, bases=(kind,), tag=tag, frozen=True, forbid_unknown_fields=True)
+    if get_origin(kind) is Annotated:
+        return Annotated[_strict(kind.__origin__), *kind.__metadata__]
+    if get_origin(kind) is Literal or not (args := get_args(kind)):
+        return kind
+    args = tuple(_strict(one) for one in args)
+    return reduce(or_, args) if isinstance(kind, UnionType) else get_origin(kind)[args]
 
 
 class JSONProgram:

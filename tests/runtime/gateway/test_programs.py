@@ -23,10 +23,9 @@ import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client.client import Client, connect
 from banyan.runtime.client.program_futures import ProgramHandle
-from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.programs import endpoints, sessions
-from banyan.runtime.gateway.programs.json_program import END, JSONProgram, ProgramRequest
+from banyan.runtime.gateway.programs.json_program import END, JSONProgram, ProgramRequest, decode_request
 from banyan.runtime.protocol import http_frames, ipc, wire
 from banyan.runtime.protocol.limits import MAX_OPS
 from raw_http import connect as connect_raw
@@ -275,6 +274,11 @@ def test_json_program_goes_on_and_takes_results_of_tools(url: str, is_open: bool
         (b'{"ops": [{"t": "gen"}]}', 400, "state"),
         (b'{"ops": [{"t": "nothing"}]}', 400, "nothing"),
         (b'{"ops": [], "ot": 1}', 400, "ot"),
+        ({"ops": [{"t": "gen", "state": 0, "ref": 0, "n": 2}]}, 400, "ops[0].n"),
+        ({"ops": [{"t": "gen", "state": 0, "ref": 0, "sampling": {"regex": "[0-9]"}}]}, 400, "ops[0].sampling.regex"),
+        ({"ops": [{"t": "append", "state": 0, "parts": ["", {"t": "begin", "role": "user", "text": "Hi"}]}]},
+         400, "ops[0].parts[1].text"),
+        ({"ops": [], "limits": {"timeout": 1, "budgets": [{"tokens": 1, "off": "run"}]}}, 400, "limits.budgets[0].off"),
         ({"ops": [{"t": "use", "state": 0, "template": 0}]}, 400, "template"),
         ({"ops": [{"t": "append", "state": 0, "parts": ["x" * (2 << 20)]}]}, 413, "several requests"),
     ],
@@ -401,10 +405,10 @@ def test_most_ops_of_a_request_leave_room_for_another() -> None:
     def body(n: int) -> bytes:
         return json.dumps({"ops": [{"t": "drop", "state": 0}] * n}).encode()
 
-    data = JSONProgram(1 << 30).message(decode(body(MAX_OPS - 1), ProgramRequest))
+    data = JSONProgram(1 << 30).message(decode_request(body(MAX_OPS - 1)))
     assert len(msgspec.msgpack.decode(data, type=wire.Submit).ops) == MAX_OPS
     with pytest.raises(HTTPError, match="32767"):
-        decode(body(MAX_OPS), ProgramRequest)
+        decode_request(body(MAX_OPS))
 
 
 def test_a_ref_of_the_http_process_is_refused() -> None:
