@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from banyan.runtime.errors import Cancelled
 from banyan.runtime.gateway.bodies import decode
@@ -26,7 +27,7 @@ NUMBER = 0
 
 class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON body of a request with ops. The fields are those of wire.Submit. name, limits: used in the first request
-    of a program only."""
+    of a program only. limits.left: 0 stands for the whole timeout."""
 
     ops: Annotated[tuple[wire.Op, ...], Meta(max_length=MAX_OPS - 1)]  # `message` may add one
     last: bool = True
@@ -88,6 +89,8 @@ class JSONProgram:
         if any(isinstance(op, wire.Use) for op in body.ops):
             raise HTTPError(400, "the op `use` needs a template, which only Banyan's own client defines", param="ops")
         limits = None if self._n_sent else body.limits
+        if limits is not None and not limits.left:
+            limits = replace(limits, left=limits.timeout)
         refs = {op.ref for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read)}
         if END in refs:
             raise HTTPError(400, f"the ref {END} is reserved; use smaller numbers", param="ops")

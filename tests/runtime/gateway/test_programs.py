@@ -276,8 +276,7 @@ def test_json_program_goes_on_and_takes_results_of_tools(url: str, is_open: bool
         (b'{"ops": [], "ot": 1}', 400, "ot"),
         ({"ops": [{"t": "gen", "state": 0, "ref": 0, "n": 2}]}, 400, "ops[0].n"),
         ({"ops": [{"t": "gen", "state": 0, "ref": 0, "sampling": {"regex": "[0-9]"}}]}, 400, "ops[0].sampling.regex"),
-        ({"ops": [{"t": "append", "state": 0, "parts": ["", {"t": "begin", "role": "user", "text": "Hi"}]}]},
-         400, "ops[0].parts[1].text"),
+        ({"ops": [{"t": "append", "state": 0, "parts": ["", {"t": "raw", "text": "", "n": 1}]}]}, 400, ".parts[1].n"),
         ({"ops": [], "limits": {"timeout": 1, "budgets": [{"tokens": 1, "off": "run"}]}}, 400, "limits.budgets[0].off"),
         ({"ops": [{"t": "use", "state": 0, "template": 0}]}, 400, "template"),
         ({"ops": [{"t": "append", "state": 0, "parts": ["x" * (2 << 20)]}]}, 413, "several requests"),
@@ -288,6 +287,14 @@ def test_invalid_json_is_a_4xx_that_names_the_field(url: str, body: Any, status:
         post(url, body)
     assert caught.value.code == status
     assert text in json.loads(caught.value.read())["error"]["message"] + str(caught.value)
+
+
+@pytest.mark.parametrize(("limits", "left"), [({"timeout": 9.5}, 9.5), ({"timeout": 9.5, "left": 2.5}, 2.5)])
+def test_timeout_of_a_json_program_is_left_as_a_whole(limits: dict[str, float], left: float) -> None:
+    body = decode_request(json.dumps(begin(limits=limits)).encode())
+    sent = msgspec.msgpack.decode(JSONProgram(1 << 20).message(body), type=wire.Submit)
+    assert sent.limits == wire.ProgramLimits(timeout=9.5, left=left)
+    assert sent.ops[1] == wire.Gen(0, 0, wire.Sampling(max_tokens=4, temperature=0), stream=True)
 
 
 def test_program_without_values_left_ends_when_no_more_ops_come(url: str) -> None:
