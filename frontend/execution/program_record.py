@@ -261,6 +261,11 @@ class ProgramRecord:
                 record.cancel()
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the whole program was stopped or cancelled."""
+        return self.failure is not None or self._is_cancelled
+
+    @property
     def _has_returned(self) -> bool:
         return self.ended.is_closed and self.error is None
 

@@ -278,15 +278,15 @@ class JoinedValues:
         return self._texts != self._as_read
 
     def each(self, get: Callable[[Any], Any]) -> list[Any]:
-        """Returns `get(value)` for each branch. ForkError: a branch failed. If `collects`, this error is an item of the
-        list instead. Errors that end the whole program are always raised."""
+        """Returns `get(value)` for each branch. ForkError: a branch failed. Cancelled: it was dropped. If `collects`, a
+        ForkError is an item of the list in both cases. Errors that end the whole program are always raised."""
         check_wait(self)
         found: list[Any] = []
         for i, value in enumerate(self.values):
             try:
                 found.append(get(value))
             except errors.ProgramError as e:
-                if isinstance(e, errors.Cancelled) or _ended_program(value, e):
+                if _ended_program(value, e) or (isinstance(e, errors.Cancelled) and not self.collects):
                     raise
                 error = fork_error(i, e)
                 if not self.collects:
@@ -296,7 +296,10 @@ class JoinedValues:
 
 
 def _ended_program(value: Any, error: errors.ProgramError) -> bool:
-    """Whether `error`, raised by reading `value`, comes from a limit of the whole program, not of one branch."""
+    """Whether `error`, raised by reading `value`, comes from a limit or the end of the whole program, not of one
+    branch."""
+    if isinstance(error, errors.Cancelled):  # otherwise the branch was dropped
+        return any(ref.record.is_stopped for ref in lazy_values(value))
     if not isinstance(error, errors.DeadlineExceeded | errors.BudgetExceeded):
         return False
     return any(ref.record.failure is not None for ref in lazy_values(value)) or errors.is_limit_of_run(error)

@@ -781,7 +781,8 @@ class Group(Generic[S]):
         gather_variable: each variable that the parent lacks becomes a list with the value of each branch, or None if a
         branch lacks it. A variable that the parent has stays as it is, with a warning if a branch has another value. If
         a branch failed, reading the variable and `sync()` raise a ForkError; with on_error="collect", the list contains
-        that error instead.
+        that error instead. A branch that was dropped before its value was known counts as failed there; without
+        "collect", reading the variable raises Cancelled.
         concat (SGLang: concate_and_append): the parent appends the text that each branch added since the fork, in
         order. Nothing more can be appended to the branches. If a branch failed, the parent fails.
         """

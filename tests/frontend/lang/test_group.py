@@ -458,6 +458,32 @@ def test_collected_error_and_dropped_branch_do_not_fail_the_parent() -> None:
     two_branches.run(drops=True, backend=bn.Mock("slow", latency=0.2)).sync()
 
 
+def test_collected_values_of_a_dropped_branch_are_an_error() -> None:
+    @bn.function
+    def program(s: bn.State, on_error: Any) -> Any:
+        forks = s.fork(2)
+        forks += lambda i: f"{i}" + bn.gen("g")
+        forks[1].drop()
+        forks.join(on_error=on_error)
+        return s["g"]
+
+    backend = bn.Mock("fine", latency=lambda call: 30.0 if call.prompt.endswith("1") else 0.0)
+    first, error = program.run("collect", backend=backend).ret_value
+    assert first == "fine"
+    assert isinstance(error, bn.ForkError)
+    assert isinstance(error.__cause__, bn.Cancelled)
+    with pytest.raises(bn.Cancelled, match="its state was dropped"):
+        program.run("raise", backend=backend)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "collect"])
+def test_cancelled_run_is_not_an_error_of_a_branch(on_error: str) -> None:
+    state = two_branches.run(on_error, backend=bn.Mock("slow", latency=30.0))
+    state.cancel()
+    with pytest.raises(bn.Cancelled, match="the program was cancelled"):
+        state["g"]
+
+
 @pytest.mark.parametrize(("timeout", "budget"), [(0.05, None), (None, 5)])
 def test_branch_that_exceeds_its_own_limit_is_a_failed_branch(timeout: float | None, budget: int | None) -> None:
     @bn.function
