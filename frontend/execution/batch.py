@@ -159,7 +159,7 @@ class BatchRun:
                 return
             n_started = self._n_started
             time.sleep(PATIENCE)
-            if self._n_started == n_started and len(self._running) < MAX_IN_FLIGHT:
+            if self._n_started == n_started and len(self._running) < self._plan.n_running:
                 n_wanted = 2 * n_workers
 
     def _work(self) -> None:

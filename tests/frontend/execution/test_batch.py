@@ -129,6 +129,23 @@ def test_waiting_bodies_get_threads_up_to_num_threads(mock: bn.Mock) -> None:
     assert max_running[0] >= 7
 
 
+@pytest.mark.parametrize(("most", "concurrency"), [(2, 6), (256, 6)])
+def test_waiting_bodies_get_as_many_threads_as_programs_may_run(
+    mock: bn.Mock, monkeypatch: pytest.MonkeyPatch, most: int, concurrency: int
+) -> None:
+    @bn.function
+    def waiting(s: bn.State) -> None:
+        together.wait()
+        time.sleep(0.02)  # while nothing starts
+        n_threads.append(sum(t.name.startswith("banyan-batch") for t in threading.enumerate()))
+
+    monkeypatch.setattr(batch, "MAX_IN_FLIGHT", most)
+    together, n_threads = threading.Barrier(concurrency, timeout=20), list[int]()
+    states = waiting.run_batch([()] * 60, concurrency=concurrency, num_threads=60)
+    assert len(states) == len(n_threads) == 60
+    assert max(n_threads) < 30, "no thread for a program that must not start"
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_batch_never_exceeds_num_threads(mock: bn.Mock, n: int) -> None:
     max_threads = 0
