@@ -46,7 +46,15 @@ class ToolResults(NamedTuple):
     texts: tuple[tuple[str, str], ...]
 
 
+class Place(NamedTuple):
+    """A place in a prompt: the role of the turn that is open there, and whether no turn has begun before it."""
+
+    role: str | None = None
+    is_first: bool = True
+
+
 Piece: TypeAlias = str | wire.Raw | wire.Image | wire.BeginTurn | wire.EndTurn | Output | CallTurn | ToolResults
+_TURN_MARKS = (wire.BeginTurn, wire.EndTurn, CallTurn, ToolResults)
 
 
 class LocalPrompt(Prompt):
@@ -59,17 +67,18 @@ class LocalPrompt(Prompt):
         self.role: str | None = None
         self.n_inherited = 0
         self._text, self._n_rendered = "", 0  # the first pieces as text, and their number
+        self._place = Place()  # after them
 
     def copy(self) -> Self:
         copied = type(self)(self._chat, self._program)
         copied.pieces, copied.role, copied.n_inherited = self.pieces.copy(), self.role, len(self.pieces)
-        copied._text, copied._n_rendered = self._text, self._n_rendered
+        copied._text, copied._n_rendered, copied._place = self._text, self._n_rendered, self._place
         return copied
 
     def join(self, child: LocalPrompt, start: int, stop: int) -> None:
         for piece in child.pieces[start:stop]:
             self.pieces.append(piece)
-        self.role = open_role(self.pieces, len(self.pieces))
+            self.role = role_after(piece, self.role)
 
     def append_part(self, part: wire.Part) -> None:
         match part:
@@ -111,35 +120,40 @@ class LocalPrompt(Prompt):
     @property
     def text(self) -> str:
         if self._n_rendered < len(self.pieces):
-            self._text += self.render(self._n_rendered)
+            text, self._place = self._rendered(self._n_rendered, self._place)
+            self._text += text
             self._n_rendered = len(self.pieces)
         return self._text
 
     def render(self, start: int) -> str:
         """The pieces from `start` on as text."""
-        chat, role, texts = self._chat, open_role(self.pieces, start), list[str]()
+        marks = (piece for k in reversed(range(start)) if isinstance(piece := self.pieces[k], _TURN_MARKS))
+        role = role_after(next(marks, ""), None)
         is_first = not any(isinstance(piece, wire.BeginTurn) for piece in islice(self.pieces, start))
+        return self._rendered(start, Place(role, is_first))[0]
+
+    def _rendered(self, start: int, place: Place) -> tuple[str, Place]:
+        """The pieces from `start` on as text, and the place after them. place: the one before them."""
+        chat, (role, is_first), texts = self._chat, place, list[str]()
         for piece in self.pieces[start:]:
             match piece:
                 case str():
                     texts.append(piece)
                 case wire.BeginTurn():
-                    role = piece.role
-                    texts.append(role_markers(chat, role, is_first)[0])
+                    texts.append(role_markers(chat, piece.role, is_first)[0])
                     is_first = False
                 case wire.EndTurn():
                     texts.append(chat.roles[role][1] if chat and role else "")
-                    role = None
                 case CallTurn(text=text):
                     texts += [text, chat.roles[ASSISTANT][1] if chat else ""]
                 case ToolResults(texts=results):
                     before, after = chat.roles.get("tool", ("", "")) if chat else ("", "")
                     texts += [f"{before}{text}{after}" for _, text in results]
-                    role = ASSISTANT
-                    texts.append(chat.roles[role][0] if chat else "")
+                    texts.append(chat.roles[ASSISTANT][0] if chat else "")
                 case wire.Raw(text=text) | Output(text=text):
                     texts.append(text)
-        return "".join(texts)
+            role = role_after(piece, role)
+        return "".join(texts), Place(role, is_first)
 
     def tail(self) -> str:
         return self.text[-N_TAIL:]
@@ -313,17 +327,16 @@ def features(job: Job) -> Iterator[str]:
     yield from dict.fromkeys(kinds[type(piece)] for piece in job.prompt.pieces if type(piece) in kinds)
 
 
-def open_role(pieces: PieceList[Piece], at: int) -> str | None:
-    """The role of the turn that is open before piece `at`; None outside of turns."""
-    for piece in reversed(pieces[:at]):
-        match piece:
-            case wire.BeginTurn(role=role):
-                return role
-            case ToolResults():
-                return ASSISTANT
-            case wire.EndTurn() | CallTurn():
-                return None
-    return None
+def role_after(piece: Piece, role: str | None) -> str | None:
+    """The role of the turn that is open after `piece`; None outside of turns. role: the same before it."""
+    match piece:
+        case wire.BeginTurn():
+            return piece.role
+        case ToolResults():
+            return ASSISTANT
+        case wire.EndTurn() | CallTurn():
+            return None
+    return role
 
 
 def n_common(one: str, other: str) -> int:

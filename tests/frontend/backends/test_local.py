@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import banyan as bn
-from banyan.backends.job import CHATML, Job
+from banyan.backends.job import CHATML, Job, LocalPrompt
 from banyan.backends.local import LocalProgram
 from banyan.runtime.executor.generator import GenOutcome
+from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 from forms import examples
 
@@ -154,6 +155,39 @@ def test_answers_from_other_threads_give_the_same_text() -> None:
     expected = program.run(backend=bn.Mock(lambda prompt, name: f"<{len(prompt)}>")).text()
     for _ in range(20):
         assert program.run(backend=Threaded(str)).text() == expected
+
+
+class CountedPieces(PieceList[Any]):
+    """Counts the pieces that are read."""
+
+    n_read = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.n_read += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        for piece in super().__iter__():
+            self.n_read += 1
+            yield piece
+
+
+def test_prompt_reads_each_piece_once() -> None:
+    prompt = LocalPrompt(CHATML, "program")
+    prompt.pieces = pieces = CountedPieces()
+    prompt.append_part(wire.BeginTurn("user"))
+    for i in range(400):
+        prompt.append_part(f"{i}")
+        prompt.append_output(GenOutcome((wire.Sample("x", "stop"),)))
+        child = prompt.copy()
+        for part in (wire.EndTurn(), wire.BeginTurn("user"), f"{i}"):
+            child.append_part(part)
+        prompt.join(child, child.n_inherited, len(child.pieces))
+        assert prompt.role == "user"
+        assert prompt.text.endswith(f"{i}x<|im_end|>\n<|im_start|>user\n{i}")
+    assert prompt.text == prompt.render(0)
+    assert pieces.n_read <= 3 * len(pieces)
 
 
 def test_exception_in_a_backend_fails_the_gen() -> None:
