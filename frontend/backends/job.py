@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import islice
+from os.path import commonprefix
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from msgspec.structs import replace
@@ -341,4 +342,4 @@ def role_after(piece: Piece, role: str | None) -> str | None:
 
 def n_common(one: str, other: str) -> int:
     """The number of characters in the longest common prefix of two texts."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return len(commonprefix([one, other]))  # noqa: RUF071 (they are no paths)
