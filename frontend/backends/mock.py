@@ -35,7 +35,9 @@ them."""
 Calls: TypeAlias = "Mapping[str, Mapping[str, Any]]"
 Answer: TypeAlias = "str | wire.Sample | Mapping[str, float] | Calls | tuple[Calls, ...] | BaseException"
 Answers: TypeAlias = "Answer | Sequence[Answer] | Callable[[str, str], Answer]"
-Script: TypeAlias = "Answers | Mapping[str | re.Pattern[str], Answers]"
+Script: TypeAlias = "Answers | Mapping[Any, Any]"
+"""A Mapping has str and re.Pattern[str] as keys, and Answers as values. Type checkers would refuse a dict[str, ...] if
+this named them, because the keys of a Mapping may not have a narrower type."""
 
 
 class MockCall(NamedTuple):

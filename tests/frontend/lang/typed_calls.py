@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+import re
+from typing import Any, Literal, assert_type
 
 import banyan as bn
 
@@ -23,6 +24,7 @@ def two(s: bn.State, topic: str, n: int = 2) -> None:
 @bn.function
 async def later(s: bn.AsyncState, topic: str) -> float:
     s += await one_later.inline(s, topic)
+    assert_type(await s.value("a", int | None), Any)
     return await s.value("a", float)
 
 
@@ -47,6 +49,21 @@ def untyped(s, topic, n=2):  # type: ignore[no-untyped-def]
 
 
 def right(s: bn.State) -> None:
+    answers = {"a": "x"}
+    bn.Mock(answers)
+    bn.Mock({"a": "x", "b": "y"})
+    bn.Mock({"a": ["x", "y"], "b": "z"})
+    bn.Mock({re.compile("x"): "x"})
+    bn.Mock({"a": lambda prompt, name: prompt, re.compile("x"): ValueError("no"), "b": [{"f": {"x": 1}}, "y"]})
+    bn.Mock({"a": {"yes": -0.5, "no": -1.5}})
+    bn.Mock(["x", {"f": {"x": 1}}, ValueError("no")])
+    bn.Mock(lambda prompt, name: prompt)
+    assert_type(s.value("a", int), int)
+    assert_type(s.value("a", list[int]), list[int])
+    assert_type(s.value("a"), Any)
+    maybe: int | None = s.value("a", int | None)
+    word: Literal["x", "y"] = s.value("a", Literal["x", "y"])
+    print(maybe, word)
     assert_type(one.run("x"), bn.State)
     assert_type(one("x", temperature=0), bn.State)
     one.run(topic="x", max_new_tokens=8, backend=mock)
