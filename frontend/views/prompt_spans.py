@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate, groupby, pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple
 
 from banyan.runtime.protocol import wire
@@ -24,6 +24,7 @@ tokens are unknown."""
 class PromptSpan(NamedTuple):
     """A piece of text of one origin. tokens: the text of each token, or one string if the tokens are unknown. item: the
     piece of the prompt that it belongs to. is_marker: the chat template wrote it. is_shared: the branch inherited it.
+    is_left_out: all text before the inherited items that are shown, as one span.
     """
 
     origin: Origin
@@ -31,6 +32,7 @@ class PromptSpan(NamedTuple):
     item: PromptItem
     is_marker: bool = False
     is_shared: bool = False
+    is_left_out: bool = False
 
     @property
     def text(self) -> str:
@@ -56,9 +58,12 @@ class _PromptPosition(NamedTuple):
     is_inherited: bool = False
 
 
-def prompt_spans(branch: BranchHistory, read: wire.Value | None = None) -> list[PromptSpan]:
+def prompt_spans(
+    branch: BranchHistory, read: wire.Value | None = None, max_shared: int | None = None
+) -> list[PromptSpan]:
     """The spans of the whole prompt of a branch, in order. read: the text and tokens of the prompt, as the server
-    answered a `wire.Read`; None: the server was not asked, or no longer holds the branch."""
+    answered a `wire.Read`; None: the server was not asked, or no longer holds the branch. max_shared: all inherited
+    items but the last of this number are left out; None: none are."""
     text = "".join(item.text for item in branch.prompt) if read is None else read.samples[0].text
     positions = list(_positions(text, branch))
     shared_end = max((position.end for position in positions if position.is_inherited), default=0)
@@ -66,9 +71,14 @@ def prompt_spans(branch: BranchHistory, read: wire.Value | None = None) -> list[
         table = _TokenTable([len(text)], ["given"], [False])
     else:
         table = _token_table(branch, positions, read.tokens)
-    return [
-        span for position in positions for span in _spans(text, position, table, is_shared=position.end <= shared_end)
-    ]
+    spans = []
+    start = 0 if max_shared is None else bisect_right(positions, shared_end, key=attrgetter("end")) - max_shared
+    if start > 0:
+        before = text[: positions[start].start]
+        spans.append(PromptSpan("given", (before,), PromptItem("text", before), is_shared=True, is_left_out=True))
+    for position in positions[max(0, start) :]:
+        spans += _spans(text, position, table, is_shared=position.end <= shared_end)
+    return spans
 
 
 def _positions(text: str, branch: BranchHistory) -> Iterator[_PromptPosition]:
@@ -91,9 +101,9 @@ def _token_table(branch: BranchHistory, positions: list[_PromptPosition], tokens
     ends = list(accumulate(array("i", tokens.lengths)))
     prompts = _prompts(branch, positions, ends)
     origins: list[Origin] = []
-    for token in range(len(ends)):
-        n_cached = next((n_cached for n_prompt, n_cached in prompts if n_prompt > token), None)
-        origins.append("given" if n_cached is None else "cached" if token < n_cached else "computed")
+    for n_prompt, n_cached in prompts:
+        origins += ("cached" if k < n_cached else "computed" for k in range(len(origins), min(n_prompt, len(ends))))
+    origins += ["given"] * (len(ends) - len(origins))
     return _TokenTable(ends, origins, [is_generated for n, is_generated in tokens.spans for _ in range(n)])
 
 

@@ -26,6 +26,10 @@ MEANINGS = {
     "given": "text that no gen has read",
 }
 
+MAX_SHARED = 40
+"""How many inherited pieces of its prompt a branch shows. With all of them, n branches that are nested or adopted one
+after the other would have n * n."""
+
 
 class Page:
     """An HTML page, which a notebook displays. html: the source of the page."""
@@ -51,7 +55,10 @@ class Page:
 
 def page(history: History, reads: dict[int, wire.Value]) -> Page:
     """The page of a run. reads: number of a branch -> its tokens, from the server. Other branches are shown as text."""
-    spans = {branch.number: prompt_spans(branch, reads.get(branch.number)) for branch in history.branches}
+    spans = {
+        branch.number: prompt_spans(branch, reads.get(branch.number), None if branch is history.root else MAX_SHARED)
+        for branch in history.branches
+    }
     body = [
         _run_tiles(history),
         card("Branches", svg.tree(history, spans)) if len(history.branches) > 1 else "",
@@ -147,6 +154,9 @@ def _branch(branch: BranchHistory, spans: list[PromptSpan], is_selected: bool) -
     head = ""
     if branch.parent is not None:
         head = f"<p>branch {branch.number}, forked from {branch.parent.number}; shared text is pale</p>"
+        if spans and spans[0].is_left_out:
+            left_out, *spans = spans
+            head += f"<p>{len(left_out.text):,} more characters of branch {branch.parent.number} stand before this</p>"
     labelled: set[int] = set()
     inside = "".join(_span(span, labelled) for span in spans)
     on = " on" if is_selected else ""

@@ -15,6 +15,8 @@ Scale: TypeAlias = "Callable[[float], float]"
 
 WIDTH, LEFT, RIGHT = 1120, 64, 10
 ROW, BAR = 30, 15
+MAX_INDENT = 8
+"""The depth from which on the names of branches are not indented further. There is room for no more."""
 
 
 def tree(history: History, spans: dict[int, list[PromptSpan]]) -> str:
@@ -68,7 +70,7 @@ def _label(text: str, x: float, y: float, width: float) -> str:
 
 
 def _bar(branch: BranchHistory, own: list[PromptSpan], x: Scale, start: int, y: float, is_selected: bool) -> str:
-    name = "&#160;&#160;" * branch.depth + f"{branch.number}" + (" ✕" if branch.is_dropped else "")
+    name = "&#160;&#160;" * min(branch.depth, MAX_INDENT) + f"{branch.number}" + (" ✕" if branch.is_dropped else "")
     parts = [f'<rect class="back" x="0" y="{y - 7}" width="{WIDTH}" height="{ROW}" rx="6"/>']
     parts.append(f'<text class="name" x="6" y="{y + 12}">{name}</text>')
     at = start

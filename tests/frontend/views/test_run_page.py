@@ -302,6 +302,32 @@ def test_adopted_branch_becomes_the_states_text() -> None:
     assert texts(state.show().html)[0] == "Qq1:y!z"
 
 
+def nested(s: bn.State, n: int) -> None:
+    for i in range(n):
+        (s,) = s.fork(1)
+        s += f"<{i}>"
+
+
+def adopted(s: bn.State, n: int) -> None:
+    for i in range(n):
+        (branch,) = s.fork(1)
+        branch += f"<{i}>"
+        s.adopt(branch)
+
+
+@pytest.mark.parametrize("body", [nested, adopted])
+def test_branch_shows_only_the_last_text_that_it_shares(body: Any) -> None:
+    state = bn.function(body).run(500, backend=bn.Mock())
+    page = state.show()
+    root, *branches = texts(page.html)
+    assert root == state.text()
+    assert branches[10] == "".join(f"<{i}>" for i in range(11))
+    assert branches[-1] == "".join(f"<{i}>" for i in range(459, 500))
+    n_left_out = len("".join(f"<{i}>" for i in range(459)))
+    assert f"{n_left_out:,} more characters of branch" in page.html
+    assert len(page.html) < 500 * 6000, "not a piece of text for each pair of branches"
+
+
 def test_drafted_text_has_its_own_origin() -> None:
     class Drafting(CharTokenMock):
         def start(self, job: Job) -> None:
