@@ -236,8 +236,9 @@ class StateBase:
         if record.counters:
             record.watch(ref.future)
         if timeout is not None:
-            before = [*self._lazy_values(), *(item for item in items if isinstance(item, LazyValue))]
-            limit_gen(record, ref.number, kind, timeout, [one.future for one in before])
+            before = [*transcript.since_timed(), *items]
+            limit_gen(record, ref.number, kind, timeout, [one.future for one in before if isinstance(one, LazyValue)])
+            transcript.n_before_timed = len(transcript.own.items) + len(items)
         if record.events is not None:
             record.events.watch(ref.name, ref.state, ref.future, partial(usage, record, 0))
         if leaf.name is not None:

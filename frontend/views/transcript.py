@@ -5,7 +5,7 @@ The server owns the prompt itself. The transcript holds the same pieces, with a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -24,17 +24,18 @@ class Transcript:
 
     own: the items of this state itself. role: the role of the open turn; None outside of turns. role_at_fork: the role
     when the state was forked. last: the newest lazy value. n_draws: how many gens, selects and forks there were so far;
-    seeds are derived from this number.
+    seeds are derived from this number. n_before_timed: how many own items come before the newest own gen or select with
+    a timeout.
     """
 
-    __slots__ = ("_inherited", "last", "n_draws", "own", "role", "role_at_fork")
+    __slots__ = ("_inherited", "last", "n_before_timed", "n_draws", "own", "role", "role_at_fork")
 
     def __init__(self, parent: Transcript | None = None) -> None:
         self.own: Feed[Item] = Feed()
         self._inherited: tuple[tuple[list[Item], int], ...] = ()
         self.role: str | None = None
         self.last: LazyValue | None = None
-        self.n_draws = 0
+        self.n_draws = self.n_before_timed = 0
         if parent is not None:
             self._inherited = (*parent._inherited, (parent.own.items, len(parent.own.items)))
             self.role, self.last = parent.role, parent.last
@@ -52,6 +53,11 @@ class Transcript:
     def __iter__(self) -> Iterator[Item]:
         """The inherited items, and the own items that exist now."""
         return chain(self._before(), tuple(self.own.items))
+
+    def since_timed(self) -> Iterable[Item]:
+        """The items from the newest own gen or select with a timeout on; without one, all. That gen waits for the items
+        before it, so a later one need not."""
+        return self.own.items[self.n_before_timed :] if self.n_before_timed else self
 
     def adopt(self, branch: Transcript) -> bool:
         """Continue as `branch`: take its later items, open role, last lazy value and seed counter. False: it was not

@@ -14,6 +14,7 @@ import pytest
 import banyan as bn
 from banyan.execution import run_limits
 from banyan.execution.clock import Clock
+from banyan.lang import state_base
 from banyan.runtime.protocol import wire
 from waits import wait_until
 
@@ -151,6 +152,22 @@ def test_gen_timeout_waits_for_values_of_the_same_append(monkeypatch: pytest.Mon
 
     for program in (three, spliced):
         assert program.run(backend=backend)["c"] == "x"
+
+
+def test_gen_with_a_timeout_waits_for_each_value_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(record: Any, ref: int, kind: str, timeout: float, before: list[Any]) -> None:
+        n_before.append(len(before))
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("first")
+        for _ in range(50):
+            s += bn.gen("x", timeout=9) + s.ref("first") + bn.gen("y") + bn.select("z", ["x", "y"], timeout=9)
+
+    n_before = list[int]()
+    monkeypatch.setattr(state_base, "limit_gen", count)
+    program.run(backend=bn.Mock("x"))
+    assert n_before == [1, 3] + [1, 3] * 49
 
 
 @pytest.mark.parametrize(
