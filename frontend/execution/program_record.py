@@ -27,7 +27,7 @@ from banyan.execution.events import Events
 from banyan.execution.feed import ErrorFlag, Feed
 from banyan.execution.run_trace import RunTrace, Sent
 from banyan.lang.sampling import Options
-from banyan.runtime.errors import BanyanError, Cancelled, RuntimeLost, copy_of
+from banyan.runtime.errors import BanyanError, Cancelled, ProgramError, RuntimeLost, copy_of
 from banyan.runtime.future import ValueFuture, when_all_done
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
@@ -231,10 +231,13 @@ class ProgramRecord:
             raise self.error
 
     def check(self) -> None:
-        """Raise the error that stopped the program, if it was stopped."""
+        """Raise the error that stopped the program, if it was stopped. A ProgramError names the program."""
         self.error_flag.is_seen |= self.failure is not None
         if isinstance(self.failure, BanyanError):
-            raise copy_of(self.failure) from self.failure.__cause__
+            error = copy_of(self.failure)
+            if isinstance(error, ProgramError):
+                error.program = error.program or self.name
+            raise error from self.failure.__cause__
         if self.failure is not None:
             raise self.failure
 

@@ -87,8 +87,9 @@ def test_run_timeout_ends_an_async_body() -> None:
 
     start = time.monotonic()
     for body in (program, chat):
-        with pytest.raises(bn.DeadlineExceeded, match="the run's timeout"):
+        with pytest.raises(bn.DeadlineExceeded, match="the run's timeout") as raised:
             asyncio.run(body.run_async(backend=bn.Mock("late", latency=30), timeout=0.1))
+        assert raised.value.program == body.name
     assert time.monotonic() - start < 10
 
 
