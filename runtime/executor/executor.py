@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
@@ -148,10 +148,8 @@ class Executor:
         self.reading: dict[RunningState, wire.Read] = {}  # states whose prompt is being read
         self.is_last = self.is_over = False
         """is_last: no more ops will come, except Results. is_over: nothing is executed or reported any more."""
-        self._dropped: set[int] = set()
-        self._needed: set[int] = set()  # states that others wait for, as far as `_search` has found them
-        self._search: Iterator[None] | None = None
-        self._has_progressed = False  # since `_search` began, an op or a value was done, or a state was dropped
+        self._n_inserts: dict[int, int] = {}  # unknown value -> how often queued ops of other states insert it
+        self._unneeded: deque[RunningState] = deque()  # states to end if they are dropped and nothing needs them
         self._ready: deque[RunningState] = deque()
         self._stops: list[Attempt] = []
         self._effects: deque[Callable[[], None]] = deque()  # calls to make outside of the lock
@@ -182,12 +180,14 @@ class Executor:
                     if ref in self.makers:
                         raise BadProgram(f"two ops create value {ref}")
                     self.makers[ref] = state
+                    self._need(state, self._n_inserts.get(ref, 0))
                 case wire.Fork(children=children):
                     for child in children:
                         if child in self.states:
                             raise BadProgram(f"Fork creates state {child}, which exists already")
                         self.states[child] = RunningState(child, self._no_prompt, op.state)
                     state.children += children
+                    self._need(state, len(children))
                 case wire.Join(children=children):
                     if op.adopt and len(children) != 1:
                         raise BadProgram(f"Join adopts {len(children)} states, but a state can adopt only one")
@@ -202,8 +202,9 @@ class Executor:
                         self._enqueue(state, join)
                     return
                 case wire.Drop():
-                    self._dropped.update(self.subtree(op.state) if op.tree else (op.state,))
-                    self._has_progressed = True
+                    for number in self.subtree(op.state) if op.tree else (op.state,):
+                        self.states[number].is_dropped = True
+                        self._unneeded.append(self.states[number])
                     return
                 case wire.Results():
                     self._resume(state, op)
@@ -242,8 +243,8 @@ class Executor:
             yield
         yield from _drain(self.makers.popitem, len(self.makers))
         yield from _drain(self.values.popitem, len(self.values))
-        for numbers in (self._dropped, self._needed, self._unmade):
-            yield from _drain(numbers.pop, len(numbers))
+        yield from _drain(self._n_inserts.popitem, len(self._n_inserts))
+        yield from _drain(self._unmade.pop, len(self._unmade))
 
     def end(self) -> None:
         """End the program: stop its attempts, and do no more ops. No values or failures are reported from now on. The
@@ -253,7 +254,7 @@ class Executor:
                 return
             self.is_over = True
             self._ready.clear()
-            self._search = None
+            self._unneeded.clear()
         self.pump()
 
     def subtree(self, number: int) -> Iterator[int]:
@@ -267,8 +268,7 @@ class Executor:
         state.queue.append(op)
         self._n_queued += 1
         self._ready.append(state)
-        if self._search is not None:
-            self._need((state.number, *self._needs(state, op)))
+        self._count_needs(state, op, 1)
 
     def _resume(self, state: RunningState, results: wire.Results) -> None:
         if (generation := _awaiting(state, results)) is None:
@@ -325,7 +325,7 @@ class Executor:
                     self._break_deadlock()
             stops, self._stops = self._stops, []
             effects, self._effects = self._effects, deque()
-            has_more = bool(self._ready or stops or effects or self._search or (self.is_over and self.running))
+            has_more = bool(self._ready or stops or effects or (self.running if self.is_over else self._unneeded))
         for attempt in stops:
             attempt.stop()
         while effects and not self.is_over:
@@ -354,7 +354,7 @@ class Executor:
                 return
             state.queue.popleft()
             self._n_queued -= 1
-            self._has_progressed = True
+            self._count_needs(state, op, -1)
             if state.error is not None:
                 self._fail(op, copy_error(state.error, EARLIER_OP))
             else:
@@ -384,10 +384,9 @@ class Executor:
             case wire.Fork(children=children):
                 self._observer.forked(self, state, children)
                 origin = Snapshot(state.prompt.copy(), len(state.prompt.pieces), dict(state.marks))
-                for number in children:
-                    child = self.states[number]
-                    child.origin, child.is_forked = origin, True
-                    self._ready.append(child)
+                for child in map(self.states.__getitem__, children):
+                    child.origin = origin
+                    self._set_forked(child)
             case PendingJoin():
                 self._join(state, op)
             case JoinPoint(join=join):
@@ -438,6 +437,7 @@ class Executor:
         """Put an unfinished op back at the head of the state's queue."""
         state.queue.appendleft(op)
         self._n_queued += 1
+        self._count_needs(state, op, 1)
 
     def _reach(self, join: PendingJoin, reached: Snapshot | BanyanError) -> None:
         join.reached = reached
@@ -452,7 +452,7 @@ class Executor:
             )
         start = 0 if op.mark is None else state.marks[op.mark]
         self.reading[state] = op
-        self._needed.add(state.number)
+        self._need(state, 1)
         then = partial(self._has_read, state, op)
         self._effects.append(partial(self._generator.read, self, state.prompt, start, op.tokens, then))
 
@@ -461,7 +461,7 @@ class Executor:
             del self.reading[state]
             if self.is_over:
                 return
-            self._has_progressed = True
+            self._need(state, -1)
             try:
                 if isinstance(outcome, BanyanError):
                     raise outcome
@@ -533,9 +533,12 @@ class Executor:
     # ---- values and errors -----------------------------------------------------------------------------------------
 
     def _resolve(self, ref: int, outcome: GenOutcome) -> None:
-        self.values[ref] = outcome.text
-        self._has_progressed = True
         self._effects.append(partial(self._observer.value, self, ref, outcome))
+        self._set_value(ref, outcome.text)
+
+    def _set_value(self, ref: int, value: str | BanyanError) -> None:
+        self.values[ref] = value
+        self._need(self.makers[ref], -self._n_inserts.pop(ref, 0))
         self._wake(ref)
 
     def _wake(self, awaited: int | PendingJoin) -> None:
@@ -558,13 +561,12 @@ class Executor:
         join that waits for it."""
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
-                self.values[ref] = error
                 self._effects.append(partial(self._observer.failed, self, ref, error))
-                self._wake(ref)
+                self._set_value(ref, error)
             case wire.Fork(children=children):
                 for child in map(self.states.__getitem__, children):
-                    child.error, child.is_forked = child.error or error, True
-                    self._ready.append(child)
+                    child.error = child.error or error
+                    self._set_forked(child)
             case JoinPoint():
                 self._reach(op.join, error)
 
@@ -605,64 +607,51 @@ class Executor:
     # ---- dropped states --------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """End the states that the client has dropped and that no op needs any more. Return early if `is_late()`; the
+        """End the states that the client has dropped and that nothing needs any more. Return early if `is_late()`; the
         next call continues."""
-        if self._search is None:
-            if not (self._dropped and self._has_progressed):
-                return
-            self._search, self._has_progressed = self._search_and_reap(), False
-        for _ in self._search:
+        while self._unneeded:
+            state = self._unneeded.popleft()
+            if state.is_dropped and not state.n_needs:
+                self._end_dropped(state)
             if self._is_late():
                 return
-        self._search = None
-
-    def _search_and_reap(self) -> Iterator[None]:
-        """Find the states that the ops of other states need, then end the dropped states that are not needed. A
-        generator with small steps: an op that is queued between two steps marks the states that it needs."""
-        self._needed = {state.number for state in self.reading}
-        for state in tuple(self.states.values()):
-            for op in tuple(state.queue):
-                self._need(self._needs(state, op))
-                yield
-            yield
-        for number in tuple(self._dropped):
-            if number not in self._needed:
-                self._end_dropped(self.states[number])
-            yield
 
     def _end_dropped(self, state: RunningState) -> None:
-        self._dropped.discard(state.number)
+        state.is_dropped = False
         state.error = state.error or Cancelled("its state was dropped")
         if (generation := state.generation) is not None:
             self._abort(generation)
             self._release(state)
             self._fail(generation.op, state.error)
         self._effects.append(partial(self._observer.dropped, self, state.number))
-        state.prompt, state.origin, state.is_forked = self._no_prompt, None, True
+        state.prompt, state.origin = self._no_prompt, None
+        self._set_forked(state)
+
+    def _set_forked(self, state: RunningState) -> None:
+        """Let `state` do its ops: its Fork is done, or its ops will fail anyway."""
+        if not state.is_forked:
+            state.is_forked = True
+            self._need(self.states[state.parent], -1)
         self._ready.append(state)
 
-    def _need(self, numbers: Iterable[int]) -> None:
-        """Mark the states with these numbers as needed. A state that is not forked yet also needs its parent, so its
-        ancestors are marked up to the first that is forked."""
-        for number in numbers:
-            while number not in self._needed:
-                self._needed.add(number)
-                if (state := self.states[number]).is_forked:
-                    break
-                number = state.parent
+    def _need(self, state: RunningState, n: int) -> None:
+        """Add `n` to the count of what needs `state`."""
+        state.n_needs += n
+        if state.is_dropped and not state.n_needs:
+            self._unneeded.append(state)
 
-    def _needs(self, state: RunningState, op: QueuedOp) -> Iterable[int]:
-        """The numbers of the states that `op`, queued in `state`, needs: the states that make the values it inserts;
-        the child that it joins; or, for a Fork with a child that is not dropped, `state` itself."""
+    def _count_needs(self, state: RunningState, op: QueuedOp, n: int) -> None:
+        """Count the states that `op` needs, which are others than `state`, in whose queue it is: those that make the
+        values it inserts, or the child that it joins. n: 1 if the op was queued, -1 if it is queued no more."""
         match op:
             case wire.Append(parts=parts):
-                makers = (self.makers.get(ref) for ref in _refs(parts) if ref not in self.values)
-                return [maker.number for maker in makers if maker is not None and maker is not state]
+                for ref in _refs(parts):
+                    if ref not in self.values and (maker := self.makers.get(ref)) is not state:
+                        self._n_inserts[ref] = self._n_inserts.get(ref, 0) + n
+                        if maker is not None:
+                            self._need(maker, n)
             case PendingJoin():
-                return (op.child,)
-            case wire.Fork(children=children) if not self._dropped.issuperset(children):
-                return (state.number,)
-        return ()
+                self._need(self.states[op.child], n)
 
 
 def copy_error(error: BanyanError, why: str) -> BanyanError:

@@ -62,6 +62,11 @@ class RunningState:
         """The gen or select that runs. The queue waits for it."""
         self.error: BanyanError | None = None
         self.children: list[int] = []
+        self.is_dropped = False
+        """Whether the client has dropped the state, and it has not been ended yet."""
+        self.n_needs = 0
+        """How much needs the state, which runs until it is 0 even if it is dropped: values of it that other states will
+        insert, joins of it, children that it will fork, and a read of its prompt."""
 
     @property
     def size(self) -> int:
