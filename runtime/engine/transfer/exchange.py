@@ -180,7 +180,11 @@ class KVExchange:
         if not one.pages:
             self._fail_export(one, f"only {n} tokens are stored, and the export begins at token {first}")
             return
-        one.buffer = self.buffers.take(self.runner.store.export_bytes(len(one.pages)))
+        try:
+            one.buffer = self.buffers.take(self.runner.store.export_bytes(len(one.pages)))
+        except OSError as e:
+            self._fail_export(one, f"there is no buffer for its pages: {e}")
+            return
         one.memory = _tensor(one.buffer.memory)
 
     @property
@@ -218,7 +222,11 @@ class KVExchange:
                 raise TransferFailed("no pages are free")
             n_bytes = self.runner.store.export_bytes((n - pull.first) // page)
             ways = (way.read(place, n_bytes) for place in pull.places for way in self._transports)
-            if (read := next(filter(None, ways), None)) is None:
+            try:
+                read = next(filter(None, ways), None)
+            except (OSError, MemoryError, RuntimeError) as e:  # RuntimeError: no thread can be started
+                raise TransferFailed(f"the read of the other engine's buffer cannot begin: {e!r}") from e
+            if read is None:
                 raise TransferFailed("no transport of this engine reaches the other engine's buffer")
             self.runner.move(self.cache.take_moves())  # what was evicted goes to host memory
         except BaseException:

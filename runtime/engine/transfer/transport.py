@@ -44,11 +44,16 @@ class Buffer:
     process. before_close: called before the memory is released."""
 
     def __init__(self, n_bytes: int) -> None:
+        """OSError: no file descriptor or no memory is left."""
         self.name, self.number, self.unused_since = secrets.token_bytes(16), 0, 0.0
         self.n_bytes = -(-n_bytes // _GRAIN) * _GRAIN
         self.fd = os.memfd_create("banyan-kv", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, HEADER + self.n_bytes)
-        self._map = mmap.mmap(self.fd, HEADER + self.n_bytes)
+        try:
+            os.ftruncate(self.fd, HEADER + self.n_bytes)
+            self._map = mmap.mmap(self.fd, HEADER + self.n_bytes)
+        except OSError:
+            os.close(self.fd)
+            raise
         self.memory = memoryview(self._map)[HEADER:]
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.before_close: Callable[[], object] = lambda: None
@@ -91,7 +96,8 @@ class Buffers:
         return self._limit - self.n_used
 
     def take(self, n_bytes: int) -> Buffer:
-        """A buffer of at least n_bytes, at most `room`: the smallest free one that is large enough, or a new one."""
+        """A buffer of at least n_bytes, at most `room`: the smallest free one that is large enough, or a new one.
+        OSError: a new one cannot be made."""
         self.trim(n_bytes)
         fitting = [buffer for buffer in self._free if buffer.n_bytes >= n_bytes]
         buffer = min(fitting, key=lambda one: one.n_bytes) if fitting else Buffer(n_bytes)
@@ -147,7 +153,11 @@ class ThreadRead(TransferRead):
         self._is_closed = self._has_ended = False
         self._error = ""
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self._release()
+            raise
 
     def poll(self) -> memoryview | None:
         if not self._has_ended:
@@ -179,7 +189,8 @@ class ThreadRead(TransferRead):
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Give the memory back. Called once, after the read has both ended and been closed."""
+        """Give the memory back. Called once, after the read has both ended and been closed, or if its thread could not
+        be started."""
 
 
 class Transport:

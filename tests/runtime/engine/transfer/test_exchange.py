@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import select
 from collections.abc import Iterator
@@ -338,6 +340,52 @@ def test_pages_come_over_the_network(fake: ModuleType) -> None:
     assert pair.pulled().n_tokens == 96
     pair.end()
     assert pair.run(1) == 96
+    pair.check()
+    for e in pair.engines:
+        e.exchange.close()
+
+
+@pytest.mark.parametrize("is_computed", [False, True])
+@pytest.mark.parametrize("call", ["os.memfd_create", "mmap.mmap"])
+def test_export_without_a_buffer_fails_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, call: str, is_computed: bool
+) -> None:
+    if not is_computed:
+        pair.run(0)
+    descriptors = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as without:
+        without.setattr(call, _too_many_open_files)
+        assert "Too many open files" in pair.export(compute=is_computed).why
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert pair.export().n_tokens == 96
+    pair.end()
+
+
+def _too_many_open_files(*_: Any) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("threading.Thread.start", RuntimeError("can't start new thread")),
+        ("banyan.runtime.engine.transfer.chunks.bytearray", MemoryError()),
+    ],
+)
+def test_pull_without_a_thread_or_memory_fails_alone(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
+) -> None:
+    def lack(*_: Any) -> None:
+        raise error
+
+    pair = Pair(fake, host="127.0.0.1")
+    pair.run(0)
+    exported = pair.export()
+    with monkeypatch.context() as without:
+        without.setattr(call, lack, raising=False)
+        pair.begin_pull(exported, places=exported.places[1:])
+    assert repr(error) in pair.pulled().why
+    pair.end()
     pair.check()
     for e in pair.engines:
         e.exchange.close()
