@@ -394,8 +394,13 @@ class PromptText(Prompt):
         """The prompt's text starting at piece `start`, markers included."""
         template = template and template.with_tools(self.tools, self.kwargs)
         rest, text = self.pieces[start:], ""
-        kinds = [type(piece) for piece in self.pieces[:start]]
-        if kinds.count(TurnStart) > kinds.count(TurnEnd):
+        if not self._n_turns:
+            return _joined(_alone(rest))
+        is_in_turn = self.role is not None
+        if start < self._n_fixed:  # there are markers after `start`
+            kinds = [type(piece) for piece in self.pieces[:start]]
+            is_in_turn = kinds.count(TurnStart) > kinds.count(TurnEnd)
+        if is_in_turn:
             # The rest of the turn in which `start` lies, as it was appended.
             n = next((k for k, piece in enumerate(rest) if isinstance(piece, TurnEnd)), len(rest))
             text = "".join(piece.text for piece in rest[:n] if not isinstance(piece, TurnStart | TurnEnd))

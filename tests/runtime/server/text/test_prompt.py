@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from banyan.runtime.errors import BadProgram
+from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import (
@@ -455,6 +456,28 @@ def test_work_is_linear_in_the_pieces_of_a_turn(words: Tokenizer) -> None:
         prompt.prompt(words, None, NOW).encode(words)
 
     assert growth(work, 250) < 8
+
+
+@pytest.mark.parametrize("before", [[], [TurnStart("user"), TextSpan("hi"), TurnEnd(), TurnStart("assistant")]])
+def test_read_from_a_mark_in_the_last_turn_looks_at_the_pieces_after_it_only(write: Any, before: list[Piece]) -> None:
+    class Counting(PieceList[Piece]):
+        n_read = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            self.n_read += len(found) if isinstance(found, list) else 1
+            return found
+
+        def __iter__(self) -> Iterator[Piece]:
+            self.n_read += len(self)
+            return super().__iter__()
+
+    w = write().put(*before)
+    w.text.pieces = counting = Counting(w.text.pieces)
+    for k in range(20):
+        w.put("some ", "more ")
+        assert w.read(len(before) + 2 * k) == "some more "
+    assert counting.n_read == 20 * 2
 
 
 def test_gens_of_one_turn_look_at_new_text_only(words: Tokenizer) -> None:
