@@ -314,8 +314,7 @@ class Scheduler:
         request that cannot start for another reason. Adds a work to `works` for each started request. Returns the page
         copies that they need."""
         waiting, running = self.waiting, self.running
-        expected: list[Growth] | None = None
-        in_windows: list[Growth] = []
+        expected: list[tuple[Growth, ...]] | None = None
         started: list[Request] = []
         copies: list[tuple[int, int, int]] = []
         while waiting and rows.left(request := waiting.first(now)):
@@ -349,14 +348,7 @@ class Scheduler:
                 continue
             if expected is None:
                 expected = [self._growth(r, r.lease) for r in running if r.lease]
-                in_windows = self._window_growth(running)
-            expected.append(self._growth(request, lease))
-            n_available = self.cache.n_available
-            is_short = running and FORESIGHT * peak(expected, self.cache.page, n_available) > n_available
-            if running and (window := self.cache.window) is not None:
-                more = [*in_windows, *self._window_growth([request], lease)]
-                n_available = window.n_available
-                is_short = is_short or FORESIGHT * peak(more, self.cache.page, n_available) > n_available
+            is_short = running and not self._are_available([*expected, self._growth(request, lease)])
             if is_short or not lease.grow(request.n_total):
                 lease.close()
                 if self._preempt_for(request, works, started):
@@ -364,9 +356,7 @@ class Scheduler:
                     continue
                 self._blocked = request, self._n_released
                 break
-            n_room = lease.n_slots - request.n_total  # its first pages are claimed
-            expected[-1] = expected[-1]._replace(n_room=n_room)
-            in_windows += self._window_growth([request], lease)
+            expected.append(self._growth(request, lease))
             self._start(request, lease, now)
             started.append(request)
             copies.extend(lease.take_copies())
@@ -467,26 +457,27 @@ class Scheduler:
             return True
         return self.admission.has_room(request, n_new, n_pages * self.cache.page, self._now)
 
-    def _growth(self, request: Request, lease: Lease) -> Growth:
-        """The expected growth of a request. Tokens that it has but has not computed count as computed."""
+    def _growth(self, request: Request, lease: Lease) -> tuple[Growth, ...]:
+        """The expected growth of a request in the cache's pages and, if windowed layers have pages of their own, in
+        those. Tokens that it has but has not computed count as computed."""
+        page = self.cache.page
         n_left = self.lengths.left(request.sampling.max_tokens, request.n_out)
         n_left = min(n_left, request.max_total - request.n_total)
-        n_room = lease.n_slots - request.n_total
-        return Growth(n_left, n_room, (request.n_out + n_left) // self.cache.page)
+        n_own = (request.n_out + n_left) // page
+        growth = Growth(n_left, lease.n_slots - request.n_total, n_own)
+        if (window := self.cache.window) is None or lease.window is None:
+            return (growth,)
+        most = window.window + window.n_first * page  # the window is full, and grows no more
+        n_now, n_end = (min(request.n_total + n, most) for n in (0, n_left))
+        return growth, Growth(n_end - n_now, lease.window.n_held_slots - n_now, min(n_own, n_end // page))
 
-    def _window_growth(self, requests: Sequence[Request], lease: Lease | None = None) -> list[Growth]:
-        """The expected growth of requests in the pages of windowed layers, where a request stops growing once its
-        window is full. lease: the lease of a request that does not run yet."""
-        found: list[Growth] = []
-        for request in requests:
-            own = lease or request.lease
-            if own is not None and own.window is not None and self.cache.window is not None:
-                n_left, _, n_own = self._growth(request, own)
-                most = self.cache.window.window + self.cache.window.n_first * self.cache.page
-                n_now, n_end = (min(request.n_total + n, most) for n in (0, n_left))
-                n_room = own.window.n_held_slots - n_now
-                found.append(Growth(n_end - n_now, n_room, min(n_own, n_end // self.cache.page)))
-        return found
+    def _are_available(self, growths: list[tuple[Growth, ...]]) -> bool:
+        """Whether the share FORESIGHT of the pages that requests are expected to claim is available."""
+        n_available = [self.cache.n_available]
+        if self.cache.window is not None:
+            n_available.append(self.cache.window.n_available)
+        pools = zip(n_available, zip(*growths, strict=True), strict=True)
+        return all(FORESIGHT * peak(own, self.cache.page, n) <= n for n, own in pools)
 
     def _n_matched(self, request: Request) -> int:
         """How many of the request's tokens are in the tree."""
