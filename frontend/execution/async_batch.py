@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from banyan.execution.batch import BatchPlan, OnError, check
+from banyan.execution.batch import BatchPlan, ItemReader, OnError, check
 from banyan.execution.program_run import finished
-from banyan.execution.run_limits import Limits
 from banyan.lang.async_state import AsyncState
-from banyan.runtime.errors import BadProgram, RuntimeLost
+from banyan.runtime.errors import BadProgram, DeadlineExceeded, RuntimeLost
 
 if TYPE_CHECKING:
     from banyan.execution.progress import Bar
@@ -24,7 +24,6 @@ class AsyncBatch:
 
     def __init__(self, plan: BatchPlan, on_error: OnError, ordered: bool) -> None:
         self._plan, self._on_error, self._ordered = plan, on_error, ordered
-        self._indices = iter(range(plan.n))
         self._errors: dict[int, BaseException] = {}
         self._bar: Bar | None = None
         self._is_used = False
@@ -33,9 +32,10 @@ class AsyncBatch:
         return self._all().__await__()
 
     async def _all(self) -> list[AsyncState]:
+        self._plan = self._plan._replace(items=[*self._plan.items])  # an invalid item is refused before any run
         async with aclosing(self._as_finished()) as finished:
             found = {i: state async for i, state in finished}
-        states = [found[i] for i in range(self._plan.n)]
+        states = [found[i] for i in range(len(found))]
         if self._on_error == "raise":
             check(dict(sorted(self._errors.items())), len(states), states)
         return states
@@ -53,6 +53,7 @@ class AsyncBatch:
                         raise self._errors[i]
                     n_yielded += 1
                     yield state
+                    self._kept.release()
 
     async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
         """Start the runs. Yields (index, state) of each run when it has finished. BadProgram: the batch was used
@@ -61,31 +62,43 @@ class AsyncBatch:
             raise BadProgram("this batch was used already: await it once, or iterate once; call run_batch_async again")
         self._is_used = True
         process = os.getpid()
-        limits = self._plan.limits()
-        queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
-        with self._plan.bar as self._bar:
-            tasks = [
-                asyncio.create_task(self._work(limits, queue)) for _ in range(min(self._plan.n, self._plan.n_running))
-            ]
+        self._limits, self._reader = self._plan.limits(), ItemReader(self._plan)
+        self._kept = asyncio.Semaphore(self._plan.n_kept)
+        self._finished: asyncio.Queue[tuple[int, AsyncState | BaseException] | None] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        n_seen = 0
+        with self._plan.bar(self._plan.n) as self._bar:
             try:
-                for _ in range(self._plan.n):
+                self._start_task()
+                while n_seen != self._reader.n:
                     RuntimeLost.unless_in(process, "the batch")
-                    i, state = await queue.get()
+                    if (found := await self._finished.get()) is None:
+                        continue
+                    i, state = found
                     if isinstance(state, BaseException):  # a run could not start
                         raise state
+                    n_seen += 1
                     yield i, state
+                if self._reader.error is not None:
+                    raise self._reader.error
             finally:
                 if process == os.getpid():  # a fork has no loop that runs the tasks
-                    for task in tasks:
+                    for task in self._tasks:
                         task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
+                    await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _work(self, limits: Limits, queue: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
-        for i in self._indices:
+    def _start_task(self) -> None:
+        self._tasks.append(asyncio.create_task(self._work()))
+
+    async def _work(self) -> None:
+        while (found := await self._next()) is not None:
+            i, item = found
+            if len(self._tasks) < self._plan.n_running:
+                self._start_task()
             try:
-                run = self._plan.start(i, limits)
+                run = self._plan.start(item, self._limits)
             except Exception as e:
-                queue.put_nowait((i, e))
+                self._finished.put_nowait((i, e))
                 return
             if self._bar is not None:
                 self._bar.begin(run.record)
@@ -100,4 +113,14 @@ class AsyncBatch:
                 self._errors[i] = run.record.error or e  # the body cancelled itself
             if self._bar is not None:
                 self._bar.end(failed=i in self._errors)
-            queue.put_nowait((i, run.state._view(AsyncState)))
+            self._finished.put_nowait((i, run.state._view(AsyncState)))
+            await asyncio.sleep(0)  # a run on a Mock may not have waited; the loop takes its state before the next one
+        self._finished.put_nowait(None)
+
+    async def _next(self) -> tuple[int, Any] | None:
+        """Returns (number, item) of the next item; None: there is none, or the time of items without a length is up."""
+        await self._kept.acquire()
+        end = self._limits.end
+        if self._plan.n is None and end is not None and time.monotonic() >= end.at:
+            self._reader.end(DeadlineExceeded.of("batch", end.timeout))
+        return self._reader.read()

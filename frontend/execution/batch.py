@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
@@ -27,6 +27,10 @@ MAX_IN_FLIGHT = 256
 a body that reads no value ends before its gens do. The bound is large because the server needs many programs at a time
 to share their prefixes."""
 
+MAX_AHEAD = 4096
+"""The bound on states of an iterator that have finished and were not taken yet, if its items have no length. The items
+may never end, so they are not read further until the loop takes a state."""
+
 PATIENCE = 0.001
 """Seconds without a new run after which the number of worker threads doubles."""
 
@@ -34,20 +38,65 @@ OnError = Literal["raise", "return"]
 
 
 class BatchPlan(NamedTuple):
-    """What a batch runs. start(i, limits): creates the run of item i. concurrency: maximum number of programs at once;
-    None: MAX_IN_FLIGHT. limits: starts the limits of the batch. bar: gives the progress bar, if there is one, to the
-    block in which the batch runs."""
+    """What a batch runs. items: read one by one as the runs start, if it is not a list. start(item, limits): creates
+    the run of an item. concurrency: maximum number of programs at once; None: MAX_IN_FLIGHT. limits: starts the limits of the
+    batch. bar(n): gives the progress bar of n runs, if there is one, to the block in which the batch runs."""
 
-    n: int
-    start: Callable[[int, Limits], ProgramRun[Any]]
+    items: Iterable[Any]
+    start: Callable[[Any, Limits], ProgramRun[Any]]
     concurrency: int | None
     limits: Callable[[], Limits]
-    bar: AbstractContextManager[Bar | None]
+    bar: Callable[[int | None], AbstractContextManager[Bar | None]]
+
+    @property
+    def n(self) -> int | None:
+        """The number of items; None: it is not known before they are read."""
+        return len(self.items) if isinstance(self.items, list) else None
 
     @property
     def n_running(self) -> int:
         """The largest number of programs that run at once."""
         return MAX_IN_FLIGHT if self.concurrency is None else self.concurrency
+
+    @property
+    def n_kept(self) -> int:
+        """The largest number of items that run, or have finished and were not taken."""
+        return self.n_running + (MAX_AHEAD if self.n is None else self.n)
+
+
+class ItemReader:
+    """Reads the items of a batch, one at a time. Thread-safe. n: the number of items; None: not known yet. error: what
+    ended the items early."""
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self._items, self.n, self.n_read = iter(plan.items), plan.n, 0
+        self.error: BaseException | None = None
+        self._reading, self._lock = threading.Lock(), threading.Lock()  # `next` may wait long, also after the `end`
+
+    def read(self) -> tuple[int, Any] | None:
+        """Returns (number, item) of the next item; None: there is none."""
+        with self._reading:
+            if self.n_read == self.n:
+                return None
+            try:
+                item = next(self._items)
+            except StopIteration:
+                self.end()
+                return None
+            except Exception as e:
+                self.end(e)
+                return None
+            with self._lock:
+                if self.n_read == self.n:
+                    return None
+                self.n_read += 1
+                return self.n_read - 1, item
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Read no further item, if their number is not known yet."""
+        with self._lock:
+            if self.n is None:
+                self.n, self.error = self.n_read, error
 
 
 def bar(title: str | None, n: int | None) -> AbstractContextManager[Bar | None]:
@@ -66,13 +115,13 @@ class BatchRun:
     def __init__(self, plan: BatchPlan, n_threads: int) -> None:
         self._plan, self._n_threads = plan, n_threads
         self._lock = threading.Lock()
-        self._indices = iter(range(plan.n))
-        self._finished: SimpleQueue[tuple[int, State | BaseException]] = SimpleQueue()
-        self._slots = threading.Semaphore(plan.n_running)
+        self._reader = ItemReader(plan)
+        self._finished: SimpleQueue[tuple[int, State | BaseException] | None] = SimpleQueue()  # None: no further item
+        self._slots, self._kept = threading.Semaphore(plan.n_running), threading.Semaphore(plan.n_kept)
         self._running: dict[int, ProgramRun[State]] = {}
+        self._timed_out: set[int] = set()
         self._is_stopped, self._process = False, os.getpid()
         self._bar: Bar | None = None
-        self._n_started = 0
 
     def all(self, on_error: OnError) -> list[State]:
         """Run all items. Returns their states, in order. BatchError: an item failed and on_error is "raise"."""
@@ -86,7 +135,7 @@ class BatchRun:
         """Yields finished states; if `ordered`, in the order of items. Closing the iterator stops the other runs.
         BadProgram: this would block the event loop of an `async def` program."""
         refuse_to_block("the end of the batch", method="run_batch_async")
-        with closing(self), self._plan.bar as self._bar:
+        with closing(self), self._plan.bar(self._plan.n) as self._bar:
             self._limits = self._plan.limits()
             self._start_thread(self._start_workers, "banyan-batch")
             finished: dict[int, State] = {}
@@ -101,33 +150,43 @@ class BatchRun:
                         raise with_state(error, state)
                     n_yielded += 1
                     yield state
+                    self._kept.release()
 
     def _as_finished(self) -> Iterator[tuple[int, State]]:
         """Yields (index, state) of each run when the run finishes or the whole batch times out."""
-        seen: set[int] = set()
-        while len(seen) < self._plan.n:
+        n_seen = 0
+        while n_seen != self._reader.n:
             RuntimeLost.unless_in(self._process, "the batch")
             end = None if self._is_stopped else self._limits.end
             for nap in naps(None if end is None else max(0.0, end.at - time.monotonic()) + GRACE):
                 with suppress(Empty):
-                    i, state = self._finished.get(timeout=nap)
+                    found = self._finished.get(timeout=nap)
                     break
             else:
                 assert end is not None  # without an end, the naps continue
                 self._time_out(DeadlineExceeded.of("batch", end.timeout))
                 continue
+            if found is None:
+                continue
+            i, state = found
             if isinstance(state, BaseException):  # a run could not start
                 raise state
-            if i not in seen:  # a run that timed out may finish later
-                seen.add(i)
-                yield i, state
+            n_seen += 1
+            yield i, state
+        if self._reader.error is not None:
+            raise self._reader.error
 
     def _time_out(self, error: DeadlineExceeded) -> None:
         """End all runs that are unfinished or not started, with `error`. Each run also has its own timeout, but
-        this timeout stops only gens: the batch would wait for a body that is busy with other code."""
+        this timeout stops only gens: the batch would wait for a body that is busy with other code. Items without a
+        length are not read further, because they may never end."""
+        self._is_stopped = True
+        if self._plan.n is None:
+            self._reader.end(error)
+        unstarted = iter(self._reader.read, None) if self._plan.n is not None else ()
         with self._lock:
-            unstarted, self._is_stopped = list(self._indices), True
-        runs = [*self._running.items(), *((i, self._plan.start(i, self._limits)) for i in unstarted)]
+            runs, self._timed_out = [*self._running.items()], set(self._running)
+        runs += [(i, self._plan.start(item, self._limits)) for i, item in unstarted]
         for i, run in runs:
             run.record.end(error)
             self._finished.put((i, run.state))
@@ -139,6 +198,7 @@ class BatchRun:
             return
         for run in list(self._running.values()):
             run.record.cancel()
+        self._kept.release()  # a worker that waits for it ends, and releases it for the next one
 
     # ---- worker threads ----------------------------------------------------------------------------------------------
 
@@ -150,33 +210,36 @@ class BatchRun:
         """Start one worker, which is enough for bodies that never wait. Double the number of workers whenever no run
         has started for PATIENCE seconds."""
         n_workers, n_wanted = 0, 1
-        while self._n_started < self._plan.n and not self._is_stopped:
+        while self._reader.n_read != self._reader.n and not self._is_stopped:
             while n_workers < min(n_wanted, self._n_threads - 1):
                 self._start_thread(self._work, f"banyan-batch-{n_workers}")
                 n_workers += 1
             if n_workers < n_wanted:  # this thread becomes the last worker
                 self._work()
                 return
-            n_started = self._n_started
+            n_started = self._reader.n_read
             time.sleep(PATIENCE)
-            if self._n_started == n_started and len(self._running) < self._plan.n_running:
+            if self._reader.n_read == n_started and len(self._running) < self._plan.n_running:
                 n_wanted = 2 * n_workers
 
     def _work(self) -> None:
         while True:
             self._slots.acquire()
-            with self._lock:
-                is_fork = self._process != os.getpid()  # a body forked, and its child did not exit
-                i = None if self._is_stopped or is_fork else next(self._indices, None)
-                self._n_started += i is not None
-            if i is None:
+            self._kept.acquire()
+            is_fork = self._process != os.getpid()  # a body forked, and its child did not exit
+            found = None if self._is_stopped or is_fork else self._reader.read()
+            if found is None:
                 self._slots.release()  # so that the next worker ends as well
+                self._kept.release()
+                self._finished.put(None)
                 return
-            self._run(i)
+            self._run(*found)
 
-    def _run(self, i: int) -> None:
+    def _run(self, i: int, item: Any) -> None:
         try:
-            run = self._running[i] = self._plan.start(i, self._limits)
+            run = self._plan.start(item, self._limits)
+            with self._lock:
+                self._running[i] = run
         except BaseException as e:
             self._slots.release()
             self._finished.put((i, e))
@@ -189,9 +252,11 @@ class BatchRun:
             run.play()
 
         def settled() -> None:
-            del self._running[i]
+            with self._lock:
+                del self._running[i]
             self._slots.release()
-            self._finished.put((i, run.state))
+            if i not in self._timed_out:  # else its state was put when it timed out
+                self._finished.put((i, run.state))
 
         run.record.when_settled(settled)
 

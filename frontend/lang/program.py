@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -125,9 +125,9 @@ class Program(Typed[Args, R_co]):
         `opts=Options(...)`.
         """
         self._refuse_to_block("run")
-        items = self._item(args, kwargs, opts)
-        run = self._begin(State, items, 0)
-        if items.options.stream:
+        item = self._item(args, kwargs, opts)
+        run = self._begin(State, item)
+        if item.options.stream:
             view = read_only_view(run.state)
             # When nobody can read the state any more, stop the program: the body ends at its next read.
             weakref.finalize(view, abandon, weakref.ref(run.record), run.record.program).atexit = False
@@ -135,7 +135,7 @@ class Program(Typed[Args, R_co]):
             return view
         try:
             run.play()
-            if items.options.use_thread is False:
+            if item.options.use_thread is False:
                 run.state.sync()
         except BaseException as e:
             run.record.error_flag.is_seen = True
@@ -166,14 +166,12 @@ class Program(Typed[Args, R_co]):
         raised, or else the first error of its gens. Cancelling the task stops the program. With `stream=True`, the body
         can read the text of its gens while they run.
         """
-        items = self._item(args, kwargs, opts)
-        return await finished(self._begin(self._state_class, items, 0))
+        return await finished(self._begin(self._state_class, self._item(args, kwargs, opts)))
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramRun[Any]:
         """Create a streaming run, with the arguments of `run`, but do not start it. Used by `stream`."""
-        items = self._item(args, kwargs, kwargs.pop("opts", None))
-        items = items._replace(options=structs.replace(items.options, stream=True))
-        return self._begin(self._state_class, items, 0)
+        item = self._item(args, kwargs, kwargs.pop("opts", None))
+        return self._begin(self._state_class, item._replace(options=structs.replace(item.options, stream=True)))
 
     @overload
     def run_batch(
@@ -233,7 +231,9 @@ class Program(Typed[Args, R_co]):
         it and all states before it have finished; with `ordered=False`, when it has finished (`state.index` is the
         index of its item). At most `concurrency` programs run concurrently (default: 256), and their bodies run on at
         most `num_threads` threads ("auto": 64). Each state that is kept counts as one of the server's `max_programs`
-        (default: 65,536): for more items, use an iterator and keep no states, or use `checkpoint`.
+        (default: 65,536): for more items, use an iterator and keep no states, or use `checkpoint`. The iterator reads
+        items without a length, such as a generator, as their runs start, on other threads. It reads no further while
+        4,096 states have finished and were not taken. If the items raise, the error comes after all states before it.
 
         on_error: with "raise", all items finish, and then a BatchError with all results is raised if any item failed;
         an iterator raises the error of the failed item, and the others are stopped. With "return", the state of a
@@ -258,9 +258,12 @@ class Program(Typed[Args, R_co]):
 
         options, title = self._batch_options(opts, kwargs), self.name if progress_bar else None
 
-        def start(items: Mapping[int, Any], shown: AbstractContextManager[Bar | None]) -> BatchRun:
-            plan = self._plan_batch(State, self._indexed(options, items), shown, on_error, concurrency, limits)
-            return BatchRun(plan, min(64, plan.n) if num_threads == "auto" else num_threads)
+        def start(
+            items: Iterable[_Item], shown: Callable[[int | None], AbstractContextManager[Bar | None]]
+        ) -> BatchRun:
+            plan = self._plan_batch(State, items, shown, on_error, concurrency, limits)
+            n_threads = 64 if plan.n is None else min(64, plan.n)
+            return BatchRun(plan, n_threads if num_threads == "auto" else num_threads)
 
         if checkpoint is not None:
             if given := [name for name, value in limits.items() if value is not None]:
@@ -268,10 +271,18 @@ class Program(Typed[Args, R_co]):
             if generator_style or not ordered:
                 raise Unsupported("a batch with a checkpoint returns records; leave out generator_style and ordered")
             file = BatchFile(checkpoint, (self.name, self._bound))
-            return run_to_file(batch_kwargs, file, lambda items, bar: start(items, nullcontext(bar)), title, on_error)
-        items = dict(enumerate(batch_kwargs))
-        batch = start(items, bar(title, len(items)))
-        return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
+            return run_to_file(
+                batch_kwargs,
+                file,
+                lambda items, bar: start([*self._indexed(options, items.items())], lambda _: nullcontext(bar)),
+                title,
+                on_error,
+            )
+        items = self._indexed(options, enumerate(batch_kwargs))
+        shown = partial(bar, title)
+        if not generator_style and ordered:
+            return start([*items], shown).all(on_error)
+        return start([*items] if isinstance(batch_kwargs, Sized) else items, shown).results(on_error, ordered)
 
     def run_batch_async(
         self,
@@ -289,16 +300,17 @@ class Program(Typed[Args, R_co]):
     ) -> AsyncBatch:
         """`run_batch` for an event loop: `await` it for the list of all states, or iterate over them with `async for`.
 
-        Leaving the loop stops the items that still run.
+        Leaving the loop stops the items that still run. The loop reads items without a length as their runs start.
         """
         from banyan.execution.async_batch import AsyncBatch  # lazily: it imports asyncio
 
         if only := [name for name in ("checkpoint", "generator_style", "num_threads") if name in kwargs]:
             raise TypeError(f"run_batch_async has no option {only[0]!r}; run_batch of a `def` program has it")
-        items = self._indexed(self._batch_options(opts, kwargs), dict(enumerate(batch_kwargs)))
-        shown = bar(self.name if progress_bar else None, len(items.arguments))
+        items = self._indexed(self._batch_options(opts, kwargs), enumerate(batch_kwargs))
+        shown = partial(bar, self.name if progress_bar else None)
         limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
-        plan = self._plan_batch(self._state_class, items, shown, on_error, concurrency, limits)
+        known = [*items] if isinstance(batch_kwargs, Sized) else items
+        plan = self._plan_batch(self._state_class, known, shown, on_error, concurrency, limits)
         return AsyncBatch(plan, on_error, ordered)
 
     @typed_run
@@ -318,7 +330,7 @@ class Program(Typed[Args, R_co]):
         if backend is None:
             return Graph(record(self.name, self._body(arguments), options, _NO_MODEL, self._state_class))
         self._refuse_to_block("run")
-        run = self._begin(State, _Items([arguments], backend, options), 0)
+        run = self._begin(State, _Item(arguments, backend, options))
         run.play()
         run.state.sync()
         return Graph(run.state)
@@ -392,9 +404,9 @@ class Program(Typed[Args, R_co]):
                 raise TypeError(f"{self.name} has no parameter {name!r}, and run no such option{hint}")
         return own, _options(given, opts, self._defaults)
 
-    def _item(self, args: Sequence[Any], kwargs: dict[str, Any], opts: Options | None) -> _Items:
+    def _item(self, args: Sequence[Any], kwargs: dict[str, Any], opts: Options | None) -> _Item:
         own, options = self._sort(kwargs, opts)
-        return _Items([self._arrange(args, own)], find(options.backend), options)
+        return _Item(self._arrange(args, own), find(options.backend), options)
 
     def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """Returns all arguments of the body except the state; `bind` gave some of them. TypeError: the arguments do not
@@ -420,11 +432,11 @@ class Program(Typed[Args, R_co]):
             raise TypeError(f"item {i} of the batch: {e}") from None
         raise TypeError(f"item {i} of the batch is a {type(item).__name__}; it must be a dict or a tuple of arguments")
 
-    def _indexed(self, options: Options, items: Mapping[int, Any]) -> _Items:
-        """Bind the arguments of each batch item to the parameters, and return the runs of the batch. items: index in
-        the batch -> arguments, a dict or tuple."""
-        arguments = [self._arrange_item(i, item) for i, item in items.items()]
-        return _Items(arguments, find(options.backend), options, list(items))
+    def _indexed(self, options: Options, items: Iterable[tuple[int, Any]]) -> Iterator[_Item]:
+        """The runs of a batch, with the arguments of each item bound to the parameters; read as they are needed. items:
+        (index in the batch, arguments: a dict or tuple)."""
+        backend = find(options.backend)
+        return (_Item(self._arrange_item(i, item), backend, options, i) for i, item in items)
 
     def _batch_options(self, opts: Options | None, kwargs: Mapping[str, Any]) -> Options:
         if unknown := kwargs.keys() - RUN_OPTIONS:
@@ -438,8 +450,8 @@ class Program(Typed[Args, R_co]):
     def _plan_batch(
         self,
         state_class: type[State] | type[AsyncState],
-        items: _Items,
-        shown: AbstractContextManager[Bar | None],
+        items: Iterable[_Item],
+        shown: Callable[[int | None], AbstractContextManager[Bar | None]],
         on_error: str,
         concurrency: int | None,
         limits: dict[str, Any],
@@ -449,16 +461,16 @@ class Program(Typed[Args, R_co]):
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
             raise BadProgram(f"concurrency is {concurrency!r}; it must be an int of at least 1")
         make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if a limit is bad
-        start, limit = partial(self._begin, state_class, items), partial(Limits, "batch", **limits)
-        return BatchPlan(len(items.arguments), start, concurrency, limit, shown)
+        start, limit = partial(self._begin, state_class), partial(Limits, "batch", **limits)
+        return BatchPlan(items, start, concurrency, limit, shown)
 
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         """The body with all arguments bound except the state; Compiled overrides it."""
         return lambda state: self.func(state, *arguments.args, **arguments.kwargs)
 
-    def _begin(self, state_class: type[P], items: _Items, i: int, batch: Limits | None = None) -> ProgramRun[P]:
-        body, index = self._body(items.arguments[i]), items.indices[i] if items.indices else None
-        run = ProgramRun(self.name, body, items.backend, items.options, state_class, batch, index)
+    def _begin(self, state_class: type[P], item: _Item, batch: Limits | None = None) -> ProgramRun[P]:
+        body = self._body(item.arguments)
+        run = ProgramRun(self.name, body, item.backend, item.options, state_class, batch, item.number)
         if self.num_api_spec_tokens is not None:
             run.record.program.generate_ahead(self.num_api_spec_tokens)
         return run
@@ -499,14 +511,14 @@ class AsyncProgram(Program[Args, R_co]):
         )
 
 
-class _Items(NamedTuple):
-    """The arguments of each run, and the backend and options that the runs share. indices: the index of each run's item
-    in the batch; () outside a batch."""
+class _Item(NamedTuple):
+    """The arguments, the backend and the options of one run. number: the index of its item in the batch; None outside
+    one."""
 
-    arguments: list[inspect.BoundArguments]
+    arguments: inspect.BoundArguments
     backend: Backend
     options: Options
-    indices: Sequence[int] = ()
+    number: int | None = None
 
 
 def _options(given: Mapping[str, Any], opts: Options | None, defaults: Options | None) -> Options:

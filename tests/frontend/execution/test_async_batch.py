@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -68,6 +69,44 @@ def test_iteration_is_ordered_or_as_completed(run_loop: Any, program: bn.Program
     as_completed = run_loop(main(ordered=False))
     assert as_completed[-1] == 0
     assert sorted(as_completed) == [0, 1, 2, 3]
+
+
+@SYNC_AND_ASYNC
+@pytest.mark.parametrize("ordered", [True, False])
+def test_iteration_reads_items_as_their_runs_start(run_loop: Any, program: bn.Program, ordered: bool) -> None:
+    taken = 0
+
+    def endless() -> Iterator[tuple[int]]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield (taken,)
+
+    async def main() -> None:
+        async for state in program.run_batch_async(endless(), backend=bn.Mock("x"), concurrency=3, ordered=ordered):
+            assert state["a"] == "x"
+            assert taken <= 12, "at most a few for each of the three tasks"
+            break
+        timed = program.run_batch_async(endless(), backend=bn.Mock("x"), timeout=0.1, on_error="return")
+        with pytest.raises(bn.DeadlineExceeded, match="the batch's timeout"):
+            async for _ in timed:
+                pass
+
+    run_loop(main())
+
+
+def test_error_of_the_iterable_comes_after_the_items_before_it(run_loop: Any) -> None:
+    async def main() -> None:
+        states = aiter(item.run_batch_async(((0,) * n for n in (1, 1, 2)), backend=echo()))
+        assert [(await anext(states)).index, (await anext(states)).index] == [0, 1]
+        with pytest.raises(TypeError, match=r"item 2 .*too many"):
+            await anext(states)
+
+    run_loop(main())
+    backend = echo()
+    with pytest.raises(TypeError, match=r"item 1 .*too many"):
+        run_loop(gather_states(item.run_batch_async(((i,) * i for i in (1, 2)), backend=backend)))
+    assert backend.calls == [], "a list of all states is refused before any run"
 
 
 def test_batch_that_was_used_is_refused(run_loop: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from itertools import count
 from typing import Any
 
 import pytest
@@ -237,6 +238,78 @@ def test_generator_style_raises_at_the_failed_item(mock: bn.Mock) -> None:
         next(results)
     results = item.run_batch([(i,) for i in range(3)], backend=failing_mock(1), generator_style=True, on_error="return")
     assert [state.error() is None for state in results] == [True, False, True]
+
+
+# ---- items without a length --------------------------------------------------------------------------------------
+
+
+def endless(taken: list[int]) -> Iterator[tuple[int]]:
+    for i in count():
+        taken.append(i)
+        yield (i,)
+
+
+@pytest.mark.parametrize("style", [{"generator_style": True}, {"ordered": False}], ids=str)
+def test_iterator_reads_items_as_their_runs_start(style: Any) -> None:
+    backend, taken = ManualMock(), list[int]()
+    results = iter(item.run_batch(endless(taken), backend=backend, concurrency=3, **style))
+    finisher = backend.finish_once_waiting(3)
+    assert next(results).index == 0
+    finisher.join(10)
+    wait_until(lambda: len(backend.waiting) == 3, "the run after the first")
+    assert taken == [0, 1, 2, 3]
+    results.close()  # type: ignore[attr-defined]
+
+
+def test_iterator_reads_no_further_than_the_states_that_it_may_keep(
+    monkeypatch: pytest.MonkeyPatch, mock: bn.Mock
+) -> None:
+    monkeypatch.setattr(batch, "MAX_AHEAD", 5)
+    taken: list[int] = []
+    results = iter(item.run_batch(endless(taken), concurrency=2, generator_style=True))
+    for i in range(20):
+        assert next(results).index == i
+        assert len(taken) <= i + 1 + 2 + 5
+    results.close()  # type: ignore[attr-defined]
+    wait_until(lambda: not any(t.name.startswith("banyan-batch") for t in threading.enumerate()), "the threads' end")
+
+
+@pytest.mark.parametrize("style", [{"generator_style": True}, {"ordered": False}], ids=str)
+def test_error_of_the_iterable_comes_after_the_items_before_it(style: Any, mock: bn.Mock) -> None:
+    def broken() -> Iterator[tuple[int, ...]]:
+        yield (0,)
+        yield (1,)
+        raise OSError("the socket is closed")
+
+    results = iter(item.run_batch(broken(), **style))
+    assert {next(results).index, next(results).index} == {0, 1}
+    with pytest.raises(OSError, match="the socket is closed"):
+        next(results)
+    results = iter(item.run_batch(((i,) * i for i in (1, 2)), **style))
+    assert next(results).index == 0
+    with pytest.raises(TypeError, match=r"item 1 .*too many"):
+        next(results)
+
+
+@pytest.mark.parametrize("n_items", [0, 2])
+def test_items_are_not_read_after_the_timeout(n_items: int) -> None:
+    release, n_read = threading.Event(), [0]
+
+    def slow() -> Iterator[tuple[int]]:
+        for i in count():
+            if i == n_items:
+                release.wait(60)
+            n_read[0] += 1
+            yield (i,)
+
+    backend = bn.Mock("late", latency=60)
+    results = iter(item.run_batch(slow(), backend=backend, ordered=False, timeout=0.2, on_error="return"))
+    for _ in range(n_items):
+        assert isinstance(next(results).error(), bn.DeadlineExceeded)
+    with pytest.raises(bn.DeadlineExceeded, match=r"the batch's timeout of 0\.2 s ran out"):
+        next(results)
+    release.set()
+    assert n_read[0] <= n_items + 1
 
 
 USER: ContextVar[str] = ContextVar("user", default="nobody")
