@@ -26,7 +26,7 @@ from banyan.execution.clock import FLUSH_AFTER, Alarm, flusher
 from banyan.execution.events import Events
 from banyan.execution.feed import ErrorFlag, Feed
 from banyan.execution.run_trace import RunTrace, Sent
-from banyan.lang.sampling import Options
+from banyan.lang.sampling import Options, mix
 from banyan.runtime.errors import BanyanError, Cancelled, ProgramError, RuntimeLost, copy_of
 from banyan.runtime.future import ValueFuture, when_all_done
 from banyan.runtime.protocol import wire
@@ -37,6 +37,14 @@ _logger = logging.getLogger("banyan")
 CALLER: ContextVar[weakref.ref[ProgramRecord] | None] = ContextVar("banyan_caller", default=None)
 """The program whose body, or tool, runs here. The runs that it starts are stopped with it and spend its budgets."""
 _call_numbers = count()
+
+
+def inherited_seed(backend: Backend) -> int | None:
+    """The seed of a run or batch on `backend` that is given none: derived from the seed of the program that calls it;
+    None: there is no such program, or it has no seed."""
+    reference = None if is_recorder(backend) else CALLER.get()
+    caller = None if reference is None else reference()
+    return None if caller is None else caller.next_seed()
 
 
 class StateHandle:
@@ -107,6 +115,16 @@ class ProgramRecord:
         """The token budgets on which this run draws: its own, its batch's, and those of the runs that called it."""
         self.ends: Sequence[run_limits.RunEnd] = () if caller is None else caller.ends
         """When this run must end: by its own timeout, its batch's, and those of the runs that called it."""
+        queue = caller if caller is not None and caller.backend is backend else None  # an order is that of one server
+        self.priority: int = (
+            options.priority if options.priority is not None else 0 if queue is None else queue.priority
+        )
+        self.due: float | None = None if queue is None else queue.due
+        """When the gens of this run should be done: by its own deadline, its batch's, and those of the runs that called
+        it. None: no deadline."""
+        self.seed: int | None = None
+        """The seed of the run, from which those of its gens and of the runs that it calls are derived."""
+        self._n_seeds = count()
         self._alarm: Alarm | None = None
         self._alarm = run_limits.begin(self, options, batch)
         if caller is not None:
@@ -147,6 +165,10 @@ class ProgramRecord:
         """Count the tokens of a gen or select when its `future` is done."""
         for count_tokens in self.counters:
             future.add_done_callback(count_tokens)
+
+    def next_seed(self) -> int | None:
+        """The seed of the next run or batch that this run calls; None if this run has no seed."""
+        return mix(self.seed, -1, next(self._n_seeds))  # gens and forks begin their paths with their number, from 0
 
     # ---- recording and sending ---------------------------------------------------------------------------------------
 

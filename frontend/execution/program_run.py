@@ -70,7 +70,7 @@ class ProgramRun(Generic[P]):
         self._body = body
         self.record = ProgramRecord(name, backend, options, batch)
         self.record.index = index
-        seed = options.seed if index is None else mix(options.seed, index)
+        self.record.seed = seed = options.seed if index is None else mix(options.seed, index)
         self.state = state_class(self.record, self.record.new_handle(), seed, Transcript())
 
     def play(self) -> None:

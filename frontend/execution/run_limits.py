@@ -45,6 +45,8 @@ class LimitedRecord(Protocol):
     counters: list[Callable[[ValueFuture[wire.Value]], None]]
     budgets: Sequence[TokenBudget]
     ends: Sequence[RunEnd]
+    priority: int
+    due: float | None
 
     @property
     def is_settled(self) -> bool: ...
@@ -104,12 +106,12 @@ class Limits:
 
 def begin(record: LimitedRecord, options: Options, batch: Limits | None = None) -> Alarm | None:
     """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout; None: no timeout.
-    record.budgets, record.ends: those of the run that calls this one; those of this run are added."""
+    record.budgets, record.ends, record.due: those of the run that calls this one; those of this run are added."""
     own = options.timeout, options.budget, options.deadline
     limits = [] if own == (None, None, None) else [Limits("run", *own)]
     if batch is not None:
         limits.append(batch)
-    dues: list[float] = []
+    dues = [] if record.due is None else [record.due]
     for one in limits:
         if one.budget is not None:
             record.budgets = (*record.budgets, one.budget)
@@ -117,7 +119,8 @@ def begin(record: LimitedRecord, options: Options, batch: Limits | None = None) 
             record.ends = (*record.ends, one.end)
         if one.due is not None:
             dues.append(one.due)
-    if not (record.budgets or record.ends or dues or options.priority or options.durable):
+    record.due = min(dues, default=None)
+    if not (record.budgets or record.ends or dues or record.priority or options.durable):
         return None
     now = time.monotonic()
     end = min(record.ends, default=RunEnd(now, "run", 0.0))
@@ -127,8 +130,8 @@ def begin(record: LimitedRecord, options: Options, batch: Limits | None = None) 
             left=max(0.0, end.at - now),
             timeout_of=end.of,
             budgets=tuple(budget.limit for budget in record.budgets[-MAX_BUDGETS:]),
-            priority=options.priority or 0,
-            deadline=max(_MIN_DEADLINE, min(dues) - now) if dues else 0.0,
+            priority=record.priority,
+            deadline=0.0 if record.due is None else max(_MIN_DEADLINE, record.due - now),
             durable=_durable_name(options.durable, in_batch=batch is not None),
         )
     )

@@ -29,7 +29,7 @@ from banyan.backends.base import Backend
 from banyan.backends.default import find
 from banyan.execution.batch import BatchPlan, BatchRun, OnError, bar
 from banyan.execution.batch_file import BatchFile, run_to_file
-from banyan.execution.program_record import abandon
+from banyan.execution.program_record import abandon, inherited_seed
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
 from banyan.execution.run_limits import Limits
 from banyan.lang.async_state import AsyncState
@@ -406,7 +406,8 @@ class Program(Typed[Args, R_co]):
 
     def _item(self, args: Sequence[Any], kwargs: dict[str, Any], opts: Options | None) -> _Item:
         own, options = self._sort(kwargs, opts)
-        return _Item(self._arrange(args, own), find(options.backend), options)
+        backend = find(options.backend)
+        return _Item(self._arrange(args, own), backend, _seeded(options, backend))
 
     def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """Returns all arguments of the body except the state; `bind` gave some of them. TypeError: the arguments do not
@@ -445,7 +446,7 @@ class Program(Typed[Args, R_co]):
         options = _options(kwargs, opts, self._defaults)
         if options.stream:
             raise Unsupported("stream: a batch returns finished states; use generator_style=True, or run(stream=True)")
-        return options
+        return _seeded(options, find(options.backend))
 
     def _plan_batch(
         self,
@@ -533,6 +534,13 @@ def _options(given: Mapping[str, Any], opts: Options | None, defaults: Options |
     if "max_new_tokens" in named:
         base.pop("max_tokens", None)
     return make(Options, base | named)
+
+
+def _seeded(options: Options, backend: Backend) -> Options:
+    """The options of a run or batch on `backend`. Without a seed of its own, it gets one from the calling program."""
+    if options.seed is not None or (seed := inherited_seed(backend)) is None:
+        return options
+    return structs.replace(options, seed=seed)
 
 
 def _chosen(opts: Options | None) -> dict[str, Any]:

@@ -68,6 +68,23 @@ def test_batch_deadline_applies_to_all_its_runs() -> None:
     assert len(mock.limits) == 2
 
 
+def test_called_programs_inherit_priority_and_deadline_on_the_same_backend() -> None:
+    mock, other = LimitsMock(), LimitsMock()
+
+    @bn.function
+    def calls(s: bn.State) -> None:
+        single_gen.run()
+        single_gen.run(priority=1, opts=bn.Options(deadline=5))
+        single_gen.run_batch([{}])
+        single_gen.run(backend=other)
+
+    calls.run_batch([{}], backend=mock, priority=-10, deadline=60)
+    assert [limits.priority for limits in mock.limits] == [-10, -10, 1, -10]
+    assert [limits.deadline > 5 for limits in mock.limits] == [True, True, False, True]
+    assert all(limits.deadline <= 60 for limits in mock.limits)
+    assert other.limits == [], "another server has a queue of its own"
+
+
 def test_openai_backend_has_no_priority_or_deadline() -> None:
     pytest.importorskip("openai")
     api = bn.OpenAI("m", base_url="http://localhost:9/v1", api_key="none")

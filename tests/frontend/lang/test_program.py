@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -271,6 +273,41 @@ def test_nested_programs_start_immediately_and_use_the_callers_backend() -> None
     assert state.text() == "AB"
     with pytest.raises(bn.ConfigError):
         expert.run("a")
+
+
+def test_seed_of_a_program_gives_each_program_that_it_calls_a_seed(mock: bn.Mock) -> None:
+    @bn.function
+    def inner(s: bn.State) -> None:
+        s += bn.gen("x")
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        s += bn.gen("y")
+        s.fork(2).join()
+        inner.run()
+        inner.run()
+        inner.run_batch([()] * 3)
+        list(inner.run_batch(iter([()] * 3), generator_style=True, num_threads=1))
+        inner.run(seed=9)
+
+    @bn.function
+    async def outer_async(s: bn.AsyncState) -> None:
+        await asyncio.gather(inner.run_async(), inner.run_async())
+        await inner.run_batch_async([()] * 3)
+
+    def seeds(run: Callable[[], Any]) -> set[int | None]:
+        mock.calls.clear()
+        run()
+        return {call.op.sampling.seed for call in mock.calls if isinstance(call.op, wire.Gen)}
+
+    first = seeds(lambda: outer.run(seed=3))
+    assert len(first) == len(mock.calls) == 10, "no two of them draw alike"
+    assert seeds(lambda: outer.run(seed=3)) == first
+    assert seeds(lambda: outer.run(seed=4)) & first == seeds(lambda: inner.run(seed=9))
+    assert len(seeds(outer.run)) == 2, "none, and that of the program with its own seed"
+    first = seeds(lambda: asyncio.run(outer_async.run_async(seed=3)))
+    assert len(first) == 5
+    assert seeds(lambda: asyncio.run(outer_async.run_async(seed=3))) == first
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------
