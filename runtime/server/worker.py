@@ -916,7 +916,8 @@ class Server:
         self._n_deaths += 1
         replica.n_failed_starts += not (was_ready or death.is_blameless)
         replica.route.is_ready = False
-        why = "" if replica.error is None else f": {replica.error.message}"
+        error, replica.error = replica.error, None
+        why = "" if error is None else f": {error.message}"
         whose = f" of {link.host}" if link.host else ""
         which = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
         lost = EngineLost(f"the engine process{whose} died ({which}{death.how}){why}")
@@ -941,7 +942,7 @@ class Server:
                 link.dismiss(lost.message)
                 replica.n_failed_starts = 0
         elif self.ready_fd is not None or (is_hopeless and len(self.replicas) == 1):
-            self._error = replica.error or lost
+            self._error = error or lost
             self.requests.fail_all(self._error.message)
             self.stop()
             return
@@ -950,7 +951,6 @@ class Server:
             self.changes.remove(replica, lost.message)
             self.changes.go_on()
             return
-        replica.error = None
         self._log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")
         self._start_again(replica)
         self.questions.reload_adapters(replica)

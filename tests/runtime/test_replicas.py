@@ -311,12 +311,19 @@ def test_only_engine_stays_if_the_one_with_the_new_weights_is_lost(
 
 
 def test_weights_that_cannot_be_loaded_leave_the_engines_as_they_were(
-    join: Join, other_model: Callable[..., Path]
+    join: Join, other_model: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    c = join(say={"count": OUTPUT}, weights="old", options=TWO)
+    c = join(say={"count": OUTPUT}, weights="old", options=TWO | {"log": "info"})
     with pytest.raises(BanyanError, match="no room"):
         c.ask("roll", 60, path=str(other_model("large", fail=["out_of_memory", "no room"], is_late=True)))
     wait_until(lambda: {one["state"] for one in engines(c).values()} == {"ready"}, "the engine with the old weights")
+    capfd.readouterr()
+    pids = {one["pid"] for one in engines(c).values()}
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not pids & {one["pid"] for one in engines(c).values()}, "their successors")
+    assert "the engine process died (engine 0: SIGKILL); starting another" in capfd.readouterr().err
+    wait_until(lambda: {one["state"] for one in engines(c).values()} == {"ready"}, "the new engines")
     with pytest.raises(BanyanError, match="another max_context"):
         c.ask("roll", 60, path=str(other_model("short", context=64, weights="new")))
     (stranger := other_model("stranger") / "tokenizer.json").write_text(stranger.read_text() + " ")
