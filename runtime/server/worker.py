@@ -757,9 +757,9 @@ class Server:
             case wire.Answer():
                 self.questions.receive(report, replica.name)
             case wire.WantImages(images=digests) if isinstance(self.images, Images):
-                then = partial(self._send_pixels, replica, replica.link.pid)
                 for digest in digests:
                     work = partial(self.images.pixels, digest)
+                    then = partial(self._send_pixels, replica, replica.link.pid, digest)
                     self._offload(replica.name, sys.maxsize, work, then, has_images=True)
             case wire.Notice():
                 self._log("info", report.text)
@@ -775,11 +775,15 @@ class Server:
                     self._call_soon(self.changes.go_on)
         return ()
 
-    def _send_pixels(self, replica: ReplicaProcess, pid: int, pixels: wire.ImagePixels | Exception) -> None:
-        """Send an engine the image that it asked for, if the engine still exists."""
+    def _send_pixels(
+        self, replica: ReplicaProcess, pid: int, digest: bytes, pixels: wire.ImagePixels | Exception
+    ) -> None:
+        """Send an engine the image that it asked for, or why there is none, if the engine still exists. An engine asks
+        for an image only once, so without an answer the requests that need the image would wait for ever."""
         if isinstance(pixels, Exception):
             traceback.print_exception(pixels)
-        elif replica.link.pid == pid:
+            pixels = wire.ImagePixels(digest, error=f"the server failed on the image: {pixels!r}")
+        if replica.link.pid == pid:
             replica.link.send(pixels)
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:

@@ -330,6 +330,25 @@ def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> Non
     assert msgspec.msgpack.decode(server.images._helper.hello, type=ProcessStart).directory == str(same)
 
 
+def test_engine_gets_an_error_for_an_image_on_which_the_server_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(images: Images, digest: bytes) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Images, "pixels", fail)
+    server = worker.Server.__new__(worker.Server)
+    server.images = Images(tmp_path, ImageSpec("qwen", 7, 7), str)
+    server._decoding = SimpleNamespace(submit=lambda _, work: work())  # type: ignore[assignment]
+    monkeypatch.setattr(server, "_call_soon", lambda call: call())
+    sent: list[wire.ImagePixels] = []
+    replica: Any = SimpleNamespace(name="0", link=SimpleNamespace(pid=1, send=sent.append))
+    server._handle_report(replica, wire.WantImages((b"a", b"b")))
+    assert [one.image for one in sent] == [b"a", b"b"]
+    assert all("the server failed on the image: MemoryError('no room')" in one.error for one in sent)
+    assert "MemoryError: no room" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("event", ["report", "death"])
 def test_round_ends_if_handling_an_engine_removes_a_later_one(
     fake_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
