@@ -128,7 +128,8 @@ class EngineGenerator:
         self, program: RunningProgram, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
         has_images: bool = False,
     ) -> None:  # fmt: skip
-        """Run `work`, on a thread if it is long, and then call `then` on the loop with the result or the exception.
+        """Run `work`, on a thread if it is long, and then call `then` on the loop with the result or the exception. If
+        `then` raises, the program ends with that error.
 
         n_chars: the cost of `work`, in units of encoding one character. If the tokenizer runs in another process, all
         work that encodes text is done on a thread. If the program ends before the work begins, `then` gets Cancelled.
@@ -140,7 +141,13 @@ class EngineGenerator:
                 raise Cancelled("the program has ended")
             return work()
 
-        self._offload(program.scheduling.client, n_chars, unless_over, then, has_images)
+        def guarded_then(result: Any) -> None:
+            try:
+                then(result)
+            except Exception as e:  # after work on a thread, the loop would only print it, and the program would hang
+                program.crashed(e)
+
+        self._offload(program.scheduling.client, n_chars, unless_over, guarded_then, has_images)
 
     @property
     def call_format(self) -> Form:

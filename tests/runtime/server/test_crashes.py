@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.errors import BanyanError
+from banyan.runtime.executor.executor import Executor
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Fork, Gen, Read
 from banyan.runtime.server.engine_link.recovery import MAX_BLAMED, MAX_DEATHS, MAX_KILLS, MAX_LOST, Death
@@ -109,6 +110,25 @@ def test_exception_in_an_op_fails_only_its_program(
     with monkeypatch.context() as m:
         m.setattr(b.programs.generator, "read", raise_bug)
         b.submit(Append(0, ("a",)), Read(0, 0))
+    submit_neighbour(b, greedy)
+    assert_only_program_0_fails(b)
+
+
+@pytest.mark.parametrize("op", [Gen(0, 0, wire.Sampling(max_tokens=2)), Read(0, 0)])
+def test_exception_after_work_on_a_thread_fails_only_its_program(
+    bench: Any, greedy: Sampler, op: wire.Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench({"b": "fine"})
+    b.held = []
+    b.submit(Append(0, ("a",)), op)
+    if isinstance(op, Gen):
+        b.held.pop()()  # encodes the prompt
+        b.run()
+    with monkeypatch.context() as m:
+        m.setattr(Executor, "_resolve", raise_bug)
+        (call,) = b.held
+        call()
+    b.held = None
     submit_neighbour(b, greedy)
     assert_only_program_0_fails(b)
 
