@@ -48,7 +48,7 @@ from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy.fair_threads import FairThreads
-from banyan.runtime.server.policy.run_limits import Timers
+from banyan.runtime.server.policy.run_limits import Timer, Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, WrongToken, configured
 from banyan.runtime.server.policy.token_throttle import TokenThrottle, network
 from banyan.runtime.server.policy.work_queue import QueuedWork, WorkQueue
@@ -131,7 +131,8 @@ class Server:
         self._standard = wire.Ready(0, 0, 0)  # of the engine with which others must agree; see `_differs`
         self._addresses: dict[bytes, str] = {}  # addresses of peers whose Hello waits
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
-        self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
+        # clients that wait until they learn whether their token is right -> the call that tells them
+        self._throttled: dict[bytes, Timer] = {}
         # clients that wait until an engine is ready -> (name, tenant)
         self._waiting: dict[bytes, tuple[str, Tenant]] = {}
         self._has_free_memory = False  # whether a client has left since memory was last given back
@@ -517,13 +518,12 @@ class Server:
         if not (pause := self._throttle.pause(address)):
             answer()
             return
-        self._throttled.add(client)
 
         def end_pause() -> None:
-            self._throttled.remove(client)
+            del self._throttled[client]
             answer()
 
-        self.timers.call(pause, end_pause)
+        self._throttled[client] = self.timers.call(pause, end_pause)
 
     def _accept(self, client: bytes, name: str, tenant: Tenant) -> None:
         self._waiting[client] = name, tenant
@@ -583,6 +583,9 @@ class Server:
         self._gone.pop(client, None)
         cancels = [data for data in self.work.drop_messages(client) if data.startswith(CANCEL)]
         self._addresses.pop(client, None)
+        self._waiting.pop(client, None)
+        if (pause := self._throttled.pop(client, None)) is not None:
+            pause.cancel()
         if (peer := self._peers.pop(client, None)) is not None:
             self._log("info", f"client {peer.name} is gone")
             self.work.add(client, QueuedWork("forget", self._end_programs(client, cancels)))

@@ -11,6 +11,7 @@ import time
 import traceback
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -105,6 +106,24 @@ def test_peers_do_not_see_each_others_programs(peer: Callable[..., Peer]) -> Non
     value = second.receive()
     assert isinstance(value, wire.Value)
     assert (value.ref, value.samples[0].text) == (5, "")
+
+
+@pytest.mark.parametrize("pause", [0.0, 60.0], ids=["engine loads", "token is checked"])
+def test_client_that_was_refused_while_it_waited_is_not_welcomed(
+    fake_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
+    options = config.make(model=str(fake_model()), socket=str(tmp_path / "private" / "s"))
+    server = worker.Server(options, None, None, False, (sys.executable, str(FAKE)))
+    monkeypatch.setattr(server._throttle, "pause", lambda address: pause)
+    monkeypatch.setattr(server.listeners, "send", lambda client, data: True)
+    with server._undo:
+        for message in (wire.Hello(wire.VERSION), wire.Ask(0, "info")):  # the second comes before the Welcome
+            deque(server._begin(b"client", wire.encode(message)).steps, 0)
+        assert server._refusals == {b"client": 1}
+        monkeypatch.setattr(server.timers, "now", lambda: time.monotonic() + 61)
+        server.timers.run()
+        server._welcome(wire.Ready(64, 16, 512))
+        assert not server._peers
 
 
 def test_open_queries_are_limited_and_all_answered(peer: Callable[..., Peer]) -> None:
