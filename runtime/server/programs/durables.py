@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from banyan.runtime.errors import BanyanError, RuntimeLost, Unsupported
@@ -24,11 +25,13 @@ class Durables:
         self._places: dict[tuple[Client, int], RunningProgram] = {}  # the same, by (client, number)
         self._ended: dict[tuple[Client, int], Diary] = {}  # (client, number) -> file
 
-    def begin(self, program: RunningProgram, root: bytes, name: str) -> RunningProgram | None:
-        """Make a program durable under `name`: open its journal file. root: the root key of the program's tenant.
+    def begin(
+        self, program: RunningProgram, root: bytes, name: str, end: Callable[[RunningProgram, BanyanError], None]
+    ) -> None:
+        """Make a program durable under `name`: open its journal file. Ends another running program that has this name,
+        with TAKEN_OVER. root: the root key of the program's tenant. end: ends a program with an error.
 
-        Returns another running program that had this name, which the caller must end with TAKEN_OVER; None if there is
-        none. Raises Unsupported if this server has no journal."""
+        Raises Unsupported if this server has no journal, and BanyanError if the file cannot be opened."""
         if self.journal is None:
             raise Unsupported(f"durable: {self.unsupported}")
         key = root + name.encode()
@@ -36,12 +39,12 @@ class Durables:
         if (previous := self._running.pop(path, None)) is not None and previous.journal is not None:
             self._forget_place(previous)
             previous.journal.close()
+            end(previous, TAKEN_OVER)
         for where in [where for where, diary in self._ended.items() if diary.path == path]:
             self._ended.pop(where).close()
         program.journal = self.journal.open(key)
         program.started = program.journal.started
         self._running[path] = self._places[program.client, program.number] = program
-        return previous
 
     def over(self, program: RunningProgram, error: BanyanError | None, is_client_gone: bool) -> None:
         """Record that a program has ended. Its file is kept if its client may still need the values, or else

@@ -24,7 +24,7 @@ from banyan.runtime.server.engine_link.requests import SchedulingInfo, StreamPie
 from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
 from banyan.runtime.server.policy.tenants import salted
-from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
+from banyan.runtime.server.programs.durables import CLIENT_GONE, Durables
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
 from banyan.runtime.server.programs.overview import Overview
 from banyan.runtime.server.programs.running_program import Client, EndedGen, RunningProgram
@@ -133,9 +133,7 @@ class Programs(ProgramObserver):
                 if message.limits is not None:
                     self._limiter.begin(program, message.limits)
                     if name := message.limits.durable:
-                        before = self._durables.begin(program, program.scheduling.namespace, name)
-                        if before is not None:
-                            self._end(before, TAKEN_OVER)
+                        self._durables.begin(program, program.scheduling.namespace, name, self._end)
             program.is_queueing = True
             for data in message.ops:
                 op = _decode(data)
