@@ -182,6 +182,9 @@ EXCEPTIONS = {
         f"{RUNTIME}.server.text.tokenizer": "and tokenises a text",
     },
     f"{RUNTIME}.model.quantised.config": {"re2": "a checkpoint brings patterns, which must not take for ever"},
+    f"{RUNTIME}.server.engine_link.changes": dict.fromkeys(
+        (f"{RUNTIME}.model.spec", f"{RUNTIME}.model.images"), "whether a model can replace another; without torch"
+    ),
     f"{RUNTIME}.server.engine_link.ray_launcher": dict.fromkeys(
         ("ray", *(f"ray.{name}" for name in ("exceptions", "util.placement_group", "util.scheduling_strategies"))),
         "an extra; a process of its own, with --ray",

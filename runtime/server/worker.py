@@ -29,22 +29,19 @@ import msgspec
 import zmq
 
 from banyan.runtime import launch
-from banyan.runtime.config import LIMITS, Config, parse_bytes, tcp
-from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
-from banyan.runtime.fleet.placement import CoreShare
+from banyan.runtime.config import LIMITS, Config, parse_bytes
+from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded
 from banyan.runtime.malloc import MallocOption, malloc_trim, mallopt
-from banyan.runtime.model.images import image_spec, same_processor
+from banyan.runtime.model.images import image_spec
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.changes import EngineChanges
-from banyan.runtime.server.engine_link.link import NO_PROCESS, EngineLink, later_config
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
-from banyan.runtime.server.engine_link.recovery import Death
-from banyan.runtime.server.engine_link.remote import EngineHosts, RemoteLink
-from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
+from banyan.runtime.server.engine_link.remote import EngineHosts
+from banyan.runtime.server.engine_link.replicas import Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy.fair_threads import FairThreads
@@ -60,7 +57,7 @@ from banyan.runtime.server.telemetry.loop_times import LoopTimes
 from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.images import Images
-from banyan.runtime.server.text.tokenizer import Files, Tokenizer, same_tokenizer
+from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 
 MAX_INLINE = 4096
 """Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""
@@ -68,14 +65,6 @@ MAX_INLINE = 4096
 SWITCH = 0.0005
 """Python's switch interval: the seconds for which a thread that encodes a prompt may keep the loop waiting for the GIL.
 Python's default is 5 ms."""
-
-MAX_FAILED_STARTS = 2
-"""If this many engines of a replica die one after another before they are ready, the replica is given up; see
-Server._engine_died."""
-
-ANY_HOST = ("0.0.0.0", "::")
-"""If `engines_at` has one of these hosts, engines on this machine do not know the address at which others reach them,
-so the others pull no KV from them."""
 
 MAX_REFUSALS = 16
 """This many bad messages of one peer are answered with an error. Later ones are ignored."""
@@ -128,7 +117,6 @@ class Server:
             )
         self.tenants = Tenants(tokens, config.isolate == "connection")
         self._peers: dict[bytes, Peer] = {}
-        self._standard = wire.Ready(0, 0, 0)  # of the engine with which others must agree; see `_differs`
         self._addresses: dict[bytes, str] = {}  # addresses of peers whose Hello waits
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
         # clients that wait until they learn whether their token is right -> the call that tells them
@@ -138,7 +126,6 @@ class Server:
         self._has_free_memory = False  # whether a client has left since memory was last given back
         self._n_collected = 0  # how many programs had begun at the last full garbage collection
         self._started = time.monotonic()
-        self._n_deaths = 0  # of engines
         self._calls: deque[Callable[[], None]] = deque()
         self._gone: dict[bytes, float] = {}  # clients to which sending failed -> when they are forgotten at the latest
         self.times = LoopTimes()
@@ -160,20 +147,17 @@ class Server:
             undo.callback(shutil.rmtree, path.parent, ignore_errors=True)
         undo.callback(self.listeners.release)
         undo.callback(path.unlink, missing_ok=True)
-        self.directory = resolve(self.config.model)
-        read_config(self.directory)  # raises if the model cannot be read, before a process is started
-        self.name = name_of(self.directory)
-        self._engine = engine
+        directory = resolve(self.config.model)
+        read_config(directory)  # raises if the model cannot be read, before a process is started
         self.hosts: EngineHosts | None = None
         self.ray = RayEngines(self.config) if self.config.ray else None
         if self.ray is not None:
             undo.callback(self.ray.close)
         if self.ray is not None or self.config.engines_at:
             at = self.config if self.ray is None else self.ray.config
-            self.hosts = EngineHosts(at, lambda line: self._call_soon(partial(self._log, "quiet", line)))
+            self.hosts = EngineHosts(at, lambda line: self.call_soon(partial(self.log, "quiet", line)))
             undo.callback(self.hosts.close)
-        n_here = 0 if self.ray is not None else self.config.replicas
-        self.replicas = Replicas(self._start_engine, n_here, None if n_here else self._remote_link(), self._call_soon)
+        self.replicas = Replicas(self._context, self.config, directory, engine, self.hosts, self.call_soon)
         undo.callback(self.replicas.close)
         if self.ray is not None and self.hosts is not None:
             command = () if engine == launch.ENGINE else tuple(engine)
@@ -184,27 +168,27 @@ class Server:
         image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="banyan-images")
         undo.callback(image_thread.shutdown, wait=False, cancel_futures=True)
         self._decoding = FairThreads(image_thread)
-        self._load(undo)  # while the engine loads its weights
+        self._load(undo, directory)  # while the engine loads its weights
 
-    def _load(self, undo: contextlib.ExitStack) -> None:
+    def _load(self, undo: contextlib.ExitStack, directory: Path) -> None:
         is_of_model = self.config.sampling_defaults == "model"
-        self.sampling = wire.Sampling(**sampling_defaults(self.directory) if is_of_model else {})
-        files = Files.read(self.directory)
-        self.tokenizer = Tokenizer(self.directory, files)
+        self.sampling = wire.Sampling(**sampling_defaults(directory) if is_of_model else {})
+        files = Files.read(directory)
+        self.tokenizer = Tokenizer(directory, files)
         undo.callback(self.tokenizer.close)
         self._template = template = ChatTemplate(files.template, files.special_tokens) if files.template else None
-        spec = image_spec(self.directory, files.config)
+        spec = image_spec(directory, files.config)
         spell = self.tokenizer.spelling.__getitem__
-        self.images = spec if isinstance(spec, str) else Images(self.directory, spec, lambda i: spell(i).decode())
+        self.images = spec if isinstance(spec, str) else Images(directory, spec, lambda i: spell(i).decode())
         if isinstance(self.images, Images):
             undo.callback(self.images.close)
         text_config = files.config.get("text_config") or files.config
-        self.observer = Observer(self.config, self.name, undo)
+        self.observer = Observer(self.config, name_of(directory), undo)
         self.timers = Timers()
         self.requests = EngineRequests(
             self.tokenizer,
             text_config.get("vocab_size"),
-            call_later=self._call_soon,
+            call_later=self.call_soon,
             on_end=self.observer.request_ended,
             is_late=self.work.is_late,
             row_id=0 if isinstance(spec, str) else spec.row_id,
@@ -223,15 +207,15 @@ class Server:
             max_bytes=self.config.constraint_bytes,
             seconds=self.config.constraint_seconds,
             engine=self.config.constraint_engine,
-            on_sockets_changed=self._make_poller,
+            on_sockets_changed=self.make_poller,
         )
         undo.callback(self.constraints.close)
         check = self.constraints.check
         self.adapters = AdapterNames()
         generator = EngineGenerator(
-            self.tokenizer, template, self.requests, self._offload, Random(), check, self.adapters, self.images
+            self.tokenizer, template, self.requests, self.offload, Random(), check, self.adapters, self.images
         )
-        self._throttle = TokenThrottle(self.timers, partial(self._log, "info"))
+        self._throttle = TokenThrottle(self.timers, partial(self.log, "info"))
         self.programs = Programs(
             generator,
             self._send,
@@ -254,27 +238,24 @@ class Server:
             check=self.programs.check,
             on_counters=self.observer.counters,
             change=lambda ask, then: self.changes.change(ask, then),
-            offload=self._offload,
+            offload=self.offload,
             adapters=self.adapters,
-            refuse=self._refuse_engine,
-            log=partial(self._log, "quiet"),
+            refuse=lambda engine, why: self.changes.refuse(engine, why),
+            log=partial(self.log, "quiet"),
         )
         self.changes = EngineChanges(
+            self,
             self.config,
-            self.directory,
+            directory,
             self.replicas,
             self.requests,
             self.questions,
+            programs=self.programs,
+            adapters=self.adapters,
+            tenants=self.tenants,
+            images=self.images,
+            observer=self.observer,
             ray=self.ray,
-            start=self._start_again,
-            counts=self.observer.goodput.counts,
-            n_on=self.programs.n_on,
-            on_sockets=self._make_poller,
-            find_weights=self._find_weights,
-            on_weights=self._on_weights,
-            use_weights=self._use_weights,
-            offload=partial(self._offload, OURSELVES, MAX_INLINE + 1),
-            log=self._log,
         )
         self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
@@ -301,7 +282,7 @@ class Server:
     def run(self) -> None:
         """Serve until the end. Raises the error that ended the server, if one did."""
         next_heartbeat = time.monotonic() + ipc.HEARTBEAT
-        self._make_poller()
+        self.make_poller()
         if not self.config.replicas:
             self._report_start(())
         with self._undo:
@@ -316,10 +297,10 @@ class Server:
                 for replica in self.replicas:
                     if replica.link.socket in ready or replica.link.is_busy:
                         start = self.times.clock()
-                        replica.link.receive(partial(self._handle_report, replica), self.work.is_late)
+                        replica.link.receive(partial(self.changes.handle, replica), self.work.is_late)
                         self.times.since("report", start)
                     if replica.link.life in ready and self._poller is poller:
-                        self._engine_died(replica)
+                        self.changes.died(replica)
                     if self._poller is not poller:  # engines were started or ended: `ready` may name closed sockets
                         break
                 if any(source in ready for source in self.listeners.sockets):
@@ -336,8 +317,7 @@ class Server:
                 if self._alive_fd in ready:
                     self.stop()
                 if self.ray is not None and self.ray.life in ready:
-                    self._error = EngineLost("the process that runs engines on Ray died; the log says why")
-                    self.stop()
+                    self.fail(EngineLost("the process that runs engines on Ray died; the log says why"))
                 start = self.times.clock()
                 self.timers.run(self.work.is_late)
                 self.times.since("timers", start)
@@ -353,7 +333,7 @@ class Server:
         if self._error is not None:
             raise self._error
 
-    def _make_poller(self) -> None:
+    def make_poller(self) -> None:
         """Make the poller again. Called whenever a child process was started or ended."""
         self._poller = zmq.Poller()
         ours = (*self.listeners.sockets, *self.listeners.monitors, self._wake, self._alive_fd)
@@ -367,11 +347,15 @@ class Server:
     def stop(self) -> None:
         self.is_stopping = True
 
+    def fail(self, error: BanyanError) -> None:
+        self._error = error
+        self.stop()
+
     def wake(self) -> None:
         """Make the loop run. Safe in a signal handler and on any thread."""
         os.eventfd_write(self._wake, 1)
 
-    def _log(self, level: Literal["quiet", "info", "debug"], text: str) -> None:
+    def log(self, level: Literal["quiet", "info", "debug"], text: str) -> None:
         """Print a line. `text` may contain text of a client, so it is cut, and its control characters are escaped."""
         if LEVELS.index(level) <= LEVELS.index(self.config.log):
             line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:MAX_LOGGED])
@@ -390,12 +374,12 @@ class Server:
                 self.wake()
                 return
 
-    def _call_soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None]) -> None:
         """Run `call` on the loop later. Safe on any thread."""
         self._calls.append(call)
         self.wake()
 
-    def _offload(
+    def offload(
         self, client: Hashable, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
         has_images: bool = False,
     ) -> None:  # fmt: skip
@@ -418,7 +402,7 @@ class Server:
             then(result())
         else:
             threads = self._decoding if has_images else self._encoding
-            threads.submit(client, lambda: self._call_soon(partial(then, result())))
+            threads.submit(client, lambda: self.call_soon(partial(then, result())))
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 
@@ -456,7 +440,7 @@ class Server:
             self._refuse(client, BadMessage(f"this is not a message of the protocol: {e}"))
             return QueuedWork("invalid", iter(()))
         if self.config.log == "debug":
-            self._log("debug", f"{client.hex()}: {type(message).__name__}, {len(data)} bytes")
+            self.log("debug", f"{client.hex()}: {type(message).__name__}, {len(data)} bytes")
         return QueuedWork(str(message.__struct_config__.tag), self._serve(client, message))
 
     def _later(self, client: bytes, steps: Iterator[None]) -> None:
@@ -534,7 +518,7 @@ class Server:
         """Accept the clients that have sent Hello and wait for a Welcome. ready: the report of a ready engine."""
         welcome = wire.Welcome(
             version=wire.VERSION,
-            model=self.name,
+            model=self.changes.name,
             max_context=ready.max_context,
             chat=self.chat,
             max_message=self.config.max_message,
@@ -548,7 +532,7 @@ class Server:
             self._peers[client] = Peer(name)
             self.tenants.join(client, tenant)
             whose = f" of {tenant.name}" if tenant.name else ""
-            self._log("info", f"client {name}{whose} joined as {client.hex()}")
+            self.log("info", f"client {name}{whose} joined as {client.hex()}")
             self._send(client, welcome)
         self._waiting.clear()
 
@@ -559,7 +543,7 @@ class Server:
 
     def _refuse(self, client: bytes, error: BanyanError) -> None:
         """Send an error to a peer that violated the protocol, and disconnect it."""
-        self._log("info", f"refused {client.hex()}: {error.message}")
+        self.log("info", f"refused {client.hex()}: {error.message}")
         self._turn_away(client, error)
 
     def _turn_away(self, client: bytes, error: BanyanError) -> None:
@@ -587,7 +571,7 @@ class Server:
         if (pause := self._throttled.pop(client, None)) is not None:
             pause.cancel()
         if (peer := self._peers.pop(client, None)) is not None:
-            self._log("info", f"client {peer.name} is gone")
+            self.log("info", f"client {peer.name} is gone")
             self.work.add(client, QueuedWork("forget", self._end_programs(client, cancels)))
 
     def _end_programs(self, client: bytes, cancels: list[bytes]) -> Iterator[None]:
@@ -624,7 +608,7 @@ class Server:
         self.changes.scale()
         for replica in self.replicas:
             if replica.link.life < 0:
-                self._start_again(replica)
+                self.changes.start_again(replica)
             else:
                 replica.link.heartbeat()
         if self.observer.wants_counters and self.replicas.ready is not None:
@@ -639,7 +623,7 @@ class Server:
         """The answer to Ask("info"). Only operators get paths, processes and options."""
         ready = self.replicas.ready
         known = {
-            "model": self.name,
+            "model": self.changes.name,
             "adapters": list(self.adapters),
             "protocol": wire.VERSION,
             "engine": {"page": ready.page, "max_context": ready.max_context} if ready else None,
@@ -648,7 +632,7 @@ class Server:
         if not is_operator:
             return known
         return known | {
-            "model_path": str(self.directory),
+            "model_path": str(self.changes.directory),
             "config": self.config,
             "engine": msgspec.structs.asdict(ready) if ready else None,
             "pid": os.getpid(),
@@ -666,7 +650,7 @@ class Server:
             "programs": len(self.programs),
             "requests": len(self.requests),
             "engine_starts": self.replicas.n_starts,
-            "engine_deaths": self._n_deaths,
+            "engine_deaths": self.changes.n_deaths,
             "wrong_tokens": self._throttle.n_wrong,
             **self.requests.routes.pulls.counts,
             **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
@@ -683,209 +667,32 @@ class Server:
         }
         return {"server": counters, "kept_by_server": kept, "replicas": replicas}
 
-    # ---- the engine ------------------------------------------------------------------------------------------------
-
-    def _start_engine(self, name: str, is_first: bool) -> EngineLink:
-        """Start an engine on this machine. Returns the connection to it. name: the replica's number, as text. is_first:
-        whether the engine starts together with the server; False: it was added later."""
-        config = msgspec.structs.replace(self.config, model=str(self.directory))
-        if name != "0" and config.host_file:
-            config = msgspec.structs.replace(config, host_file=f"{config.host_file}.{name}")
-        command = self._engine if name == "0" else (*self._engine, "--replica", name)
-        host = tcp(self.config.engines_at)[0] if self.config.engines_at else ""
-        if host and host not in ANY_HOST:
-            command = (*command, "--host", f"[{host}]" if ":" in host else host)
-        if not is_first:
-            config = msgspec.structs.replace(config, model=self.replicas.model or config.model)
-            config = later_config(
-                msgspec.structs.replace(config, replicas=max(1, config.replicas)), self.replicas.ready
-            )
-        return EngineLink(self._context, config, Path(self.config.socket), command)
-
-    def _remote_link(self) -> RemoteLink:
-        """Make a connection for an engine on another machine that has not joined yet."""
-        hosts = self.hosts
-        assert hosts is not None
-
-        def options() -> Config:
-            # After the first engine was ready, the server tells each new engine which adapters to load.
-            adapters = {} if self._standard.page else self.config.adapters
-            return msgspec.structs.replace(
-                self.config, adapters=adapters, bind="", curve_key="", engines_at="", engine_keys="", token_file="",
-                metrics="", traces="", replicas=1,
-            )  # fmt: skip
-
-        return RemoteLink(hosts.send, options, self.config.engine_timeout)
+    # ---- the engines -----------------------------------------------------------------------------------------------
 
     def _listen_to_hosts(self, hosts: EngineHosts, ready: Mapping[Any, int]) -> None:
         if any(source in ready for source in hosts.sockets):
             start = self.times.clock()
-            hosts.receive(self._host_joined)
+            hosts.receive(self.changes.host_joined)
             if hosts.has_broken():
                 self.timers.call(0.05, hosts.probe)  # until libzmq has dropped the peer
             self.times.since("hosts", start)
 
-    def _host_joined(self, name: str) -> RemoteLink:
-        """Returns the connection to use for the engine host `name`, which has connected: the connection of an engine
-        that is gone, else a new one. Raises ConnectFailed if the server cannot take another engine now."""
-        links = (replica.link for replica in self.replicas)
-        link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
-        if link is None:
-            link = self._remote_link()
-            link.model = self.replicas.model
-            try:
-                self.changes.join(link)
-            except ConfigError as e:
-                raise ConnectFailed(e.message) from e
-        self._log("info", f"an engine of {name} joined")
-        return link
+    @property
+    def is_started(self) -> bool:
+        return self.ready_fd is None
 
-    def _handle_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> Iterable[None]:
-        match report:
-            case wire.Step():
-                self.observer.step(report)
-                if report.finished and not replica.route.is_open:
-                    self._call_soon(self.changes.go_on)  # not now: its link is being read
-                return self.requests.take(report, replica.route)
-            case wire.EnginePong():
-                self.requests.routes.measured(report.fixed, report.row)
-            case wire.OtherWork():
-                self.requests.routes.set_others(replica.route, report)
-            case wire.TreeEvents() if replica.link.ready is not None:
-                return self.requests.routes.heard(replica.route, report, replica.link.ready.page)
-            case wire.Failed(program=-1):
-                replica.error = replica.error or from_code(report.code, report.message)
-            case wire.Failed():
-                self.requests.refused(report, replica.route)
-            case wire.Answer():
-                self.questions.receive(report, replica.name)
-            case wire.WantImages(images=digests) if isinstance(self.images, Images):
-                for digest in digests:
-                    work = partial(self.images.pixels, digest)
-                    then = partial(self._send_pixels, replica, replica.link.pid, digest)
-                    self._offload(replica.name, sys.maxsize, work, then, has_images=True)
-            case wire.Notice():
-                self._log("info", report.text)
-                if self.ready_fd is not None:
-                    launch.report_start(self.ready_fd, launch.StartReport(notice=report.text))
-            case wire.Ready():
-                self._engine_ready(replica, report)
-            case wire.Exported():
-                self.requests.routes.pulls.exported(report)
-            case wire.Pulled():
-                self.requests.routes.pulls.pulled(report)
-                if not all(one.route.is_open for one in self.replicas):
-                    self._call_soon(self.changes.go_on)
-        return ()
+    def notice(self, text: str) -> None:
+        """Log what an engine that starts has to say, and pass it on to the process that waits for this server."""
+        self.log("info", text)
+        if self.ready_fd is not None:
+            launch.report_start(self.ready_fd, launch.StartReport(notice=text))
 
-    def _send_pixels(
-        self, replica: ReplicaProcess, pid: int, digest: bytes, pixels: wire.ImagePixels | Exception
-    ) -> None:
-        """Send an engine the image that it asked for, or why there is none, if the engine still exists. An engine asks
-        for an image only once, so without an answer the requests that need the image would wait for ever."""
-        if isinstance(pixels, Exception):
-            traceback.print_exception(pixels)
-            pixels = wire.ImagePixels(digest, error=f"the server failed on the image: {pixels!r}")
-        if replica.link.pid == pid:
-            replica.link.send(pixels)
-
-    def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
-        others = [one for one in self.replicas if one is not replica and one.route.is_ready]
-        roll = self.changes.roll
-        is_starting = roll is not None and replica is roll.starting
-        is_rolled = roll is not None and roll.is_first(replica)
-        before = b"" if is_starting else replica.route.weights
-        is_needed = others or (isinstance(replica.link, RemoteLink) and len(self.programs))
-        if is_needed and (why := self._differs(ready, before, is_rolled)):
-            why = f"engine {replica.name} {why}"
-            self._log("quiet", why)
-            replica.link.refuse()
-            if is_starting and roll is not None:
-                self._call_soon(partial(roll.fail, why))
-            elif len(self.replicas) == 1 and isinstance(replica.link, RemoteLink):
-                replica.link.give_up(why)  # programs wait for another
-            else:
-                self._call_soon(partial(self.changes.remove, replica, why))
-            return
-        replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
-        self.changes.started(replica)
-        if replica.route.is_prefill and ready.kv is None:
-            replica.route.is_prefill = False  # what it computes could not be pulled
-            self._log("quiet", f"engine {replica.name} takes programs, as the KV of this model cannot be moved")
-        replica.route.weights = ready.weights
-        replica.route.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
-        if is_rolled or not others:
-            self._use_weights(ready)
-        if not others:
-            for name, digest in ready.adapters.items():
-                self.adapters.add(name, self.config.adapters[name], digest)
-        self.programs.generator.set_context(ready.max_context)
-        self.requests.routes.measured(0.0, ready.step_seconds / self.config.step_tokens)
-        of = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
-        for line in ready.report:
-            self._log("info", of + line)
+    def engine_ready(self, ready: wire.Ready) -> None:
+        """Welcome the clients that wait for an engine. Once all engines are ready, report the start."""
         n = len(self.replicas)
         if n >= self.config.replicas and all(one.route.is_ready for one in self.replicas):
             self._report_start((*ready.report, *((f"{n} engines like this",) if n > 1 else ())))
-        if n > 1:  # the placement of programs needs to know what their trees hold
-            for one in self.replicas:
-                one.link.listen()
-        replica.settle()
-        self.changes.go_on()
         self._welcome(ready)
-
-    def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
-        """Returns why a new engine cannot run the programs of the running engines, as the rest of a sentence; "" if it
-        can.
-
-        ready: the new engine's report. before: the weights that the new engine must have; b"": those of the running
-        engines. is_rolled: the engine is the first one with new weights, so its weights may differ."""
-        mine = self._standard
-        if not is_rolled and ready.weights != (before or mine.weights):
-            return "has other weights than the running engines; its files were changed, or are another model's"
-        for what in ("page", "max_context", "layout"):
-            if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
-                return f"has another {what} than the running engines: {its}, not {ours}"
-        for name, digest in ready.adapters.items():  # it loaded them by itself, as no engine was ready yet
-            if name in self.adapters and self.adapters.digest(name) != digest:
-                return f"has other files of adapter {name!r} than the running engines"
-        return ""
-
-    def _refuse_engine(self, replica: ReplicaProcess, why: str) -> None:
-        """End a ready engine that cannot run the programs of the others. The others take over its requests. Later calls
-        do nothing."""
-        if replica.link.ready is None:
-            return
-        self._log("quiet", why)
-        replica.link.refuse()
-        replica.route.is_ready = False
-        self.requests.replay(replica.route, Death(why, is_blameless=True, was_ready=False))
-        self._call_soon(partial(self.changes.remove, replica, why))  # not now: its link is being read
-
-    def _find_weights(self, model: str) -> Path:
-        """The directory of `model`, which is to replace the current model. Runs on a thread. Raises if `model` cannot
-        replace it, for example because its tokenizer differs."""
-        directory = resolve(model)
-        new, now = Files.read(directory), Files.read(self.directory)
-        is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
-        if not (is_same and same_tokenizer(directory, self.directory)):
-            raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
-        if isinstance(self.images, Images):
-            spec = image_spec(directory, new.config)
-            if spec != self.images.spec or not same_processor(directory, self.directory):
-                raise ConfigError(f"{model} has another image processor than {self.name}; start another server")
-        return directory
-
-    def _use_weights(self, ready: wire.Ready) -> None:
-        """Begin programs on the weights of a ready engine from now on."""
-        self.tenants.set_weights(ready.weights)
-        self.requests.routes.weights, self._standard = ready.weights, ready
-
-    def _on_weights(self, directory: Path) -> None:
-        """Use the name and directory of the new model from now on. Called when all engines have its weights."""
-        self.directory, self.name = directory, name_of(directory)
-        if isinstance(self.images, Images):
-            self.images.move(directory)  # the one before may be deleted now
 
     def _report_start(self, lines: tuple[str, ...]) -> None:
         """Tell the process that waits for this server that the server has started. Later calls do nothing."""
@@ -893,76 +700,9 @@ class Server:
             return
         more = (*self.listeners.report, *(self.hosts.report if self.hosts is not None else ()))
         for line in more:
-            self._log("info", line)
+            self.log("info", line)
         launch.report_start(self.ready_fd, launch.StartReport(lines=(*lines, *more)))
         self.ready_fd = None
-
-    def _start_again(self, replica: ReplicaProcess) -> None:
-        """Start an engine in place of the replica's current engine. If no process can be started now, the next
-        heartbeat tries again."""
-        is_first = replica.link.life >= 0
-        try:
-            replica.link.start()
-        except NO_PROCESS as e:
-            if is_first:
-                self._log("quiet", f"engine {replica.name} cannot be started now: {e}; trying again")
-        self._make_poller()
-
-    def _engine_died(self, replica: ReplicaProcess) -> None:
-        """Start another engine in place of a dead one, and send the dead engine's requests again.
-
-        An engine that has died several times before it was ready is not replaced. The server ends if that was the last
-        engine, or if an engine dies before the server has reported its start. An engine on another machine that has
-        lost its connection is removed if other engines can take its requests. Otherwise the server waits for another
-        engine."""
-        link = replica.link
-        link.receive(partial(self._handle_report, replica))  # reports sent before it died
-        while replica.error is None and link.await_report():
-            link.receive(partial(self._handle_report, replica))
-        death, was_ready = link.death(), link.ready is not None
-        self._n_deaths += 1
-        replica.n_failed_starts += not (was_ready or death.is_blameless)
-        replica.route.is_ready = False
-        error, replica.error = replica.error, None
-        why = "" if error is None else f": {error.message}"
-        whose = f" of {link.host}" if link.host else ""
-        which = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
-        lost = EngineLost(f"the engine process{whose} died ({which}{death.how}){why}")
-        self.questions.fail(replica.name, lost.message)
-        is_hopeless = replica.n_failed_starts >= MAX_FAILED_STARTS
-        roll = self.changes.roll
-        is_rolled = roll is not None and replica is roll.starting
-        if is_hopeless and roll is not None and is_rolled:
-            roll.fail(lost.message)
-            return
-        if isinstance(link, RemoteLink):
-            others = [one for one in self.replicas if one is not replica and one.route.is_open]
-            has_others = any(one.route.weights == replica.route.weights for one in others)
-            if is_rolled:  # no other engine has the new weights, and none gets them while the roll waits for this one
-                has_others = any(one.route.is_ready for one in others)
-            if (link.is_gone or is_hopeless) and has_others:
-                self._log("quiet", lost.message)
-                self.requests.replay(replica.route, death)
-                self.changes.remove(replica, lost.message)
-                return
-            if is_hopeless:
-                link.dismiss(lost.message)
-                replica.n_failed_starts = 0
-        elif self.ready_fd is not None or (is_hopeless and len(self.replicas) == 1):
-            self._error = error or lost
-            self.requests.fail_all(self._error.message)
-            self.stop()
-            return
-        elif is_hopeless:
-            self._log("quiet", f"{lost.message}; no other is started in place of engine {replica.name}")
-            self.changes.remove(replica, lost.message)
-            self.changes.go_on()
-            return
-        self._log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")
-        self._start_again(replica)
-        self.questions.reload_adapters(replica)
-        self.requests.replay(replica.route, death)
-        self.changes.go_on()
 
 
 def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:

@@ -29,7 +29,7 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.decoders import decode_client, decode_command, decode_report
 from banyan.runtime.server import worker
-from banyan.runtime.server.engine_link import adapters, kv_hints
+from banyan.runtime.server.engine_link import adapters, kv_hints, replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy import run_limits, work_queue
 from banyan.runtime.server.programs import overview
@@ -238,7 +238,7 @@ class ServerInProcess:
         """Let all events happen. Raises Violation."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(worker, "Listeners", _Listeners)
-            patch.setattr(worker, "EngineLink", lambda *_: _Link(self._engine))
+            patch.setattr(replicas, "EngineLink", lambda *_: _Link(self._engine))
             patch.setattr(worker, "ThreadPoolExecutor", _Threads)
             patch.setattr(worker, "ConstraintChecker", _Constraints)
             patch.setattr(worker, "Timers", lambda: run_limits.Timers(self._clock))

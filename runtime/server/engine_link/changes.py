@@ -1,72 +1,109 @@
-"""Changes the engines of a running server: adds and drains them, scales their number by the load, and changes their
-weights."""
+"""The life of a server's engines: what they report, what happens when they are ready or die, and how they are added,
+drained, scaled and given other weights while the server runs."""
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from banyan.runtime.config import Config, check
-from banyan.runtime.errors import BanyanError, ConfigError
+from banyan.runtime.errors import BanyanError, ConfigError, ConnectFailed, EngineLost, from_code
+from banyan.runtime.fleet.placement import CoreShare
 from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
+from banyan.runtime.model.images import image_spec, same_processor
+from banyan.runtime.model.spec import name_of, resolve
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.link import NO_PROCESS, EngineConnection
-from banyan.runtime.server.engine_link.questions import Questions
+from banyan.runtime.server.engine_link.adapters import AdapterNames
+from banyan.runtime.server.engine_link.link import NO_PROCESS
+from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
+from banyan.runtime.server.engine_link.recovery import Death
+from banyan.runtime.server.engine_link.remote import RemoteLink
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas, Then
 from banyan.runtime.server.engine_link.requests import EngineRequests
+from banyan.runtime.server.policy.tenants import Tenants
+from banyan.runtime.server.programs.programs import Programs
+from banyan.runtime.server.telemetry.observer import Observer
+from banyan.runtime.server.text.images import Images
+from banyan.runtime.server.text.tokenizer import Files, same_tokenizer
+
+MAX_FAILED_STARTS = 2
+"""If this many engines of a replica die one after another before they are ready, the replica is given up; see
+EngineChanges.died."""
 
 LOADING = b"loading"
 """The fingerprint of an engine whose weights are not known yet. It gets no requests."""
 
 
+class ServerLoop(Protocol):
+    """The server, as its engines need it. is_started: whether it has reported that it has started. call_soon: makes a
+    call on the loop later. offload: runs `work`, on a thread if it is long, and then `then` with its result or
+    exception. make_poller: called when an engine was started or ended. notice: tells people what a starting engine has
+    to say. engine_ready: called when an engine can serve. fail: ends the server."""
+
+    @property
+    def is_started(self) -> bool: ...
+    def log(self, level: Literal["quiet", "info", "debug"], text: str) -> None: ...
+    def call_soon(self, call: Callable[[], None]) -> None: ...
+    def offload(
+        self, client: Hashable, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
+        has_images: bool = False,
+    ) -> None: ...  # fmt: skip
+    def make_poller(self) -> None: ...
+    def notice(self, text: str) -> None: ...
+    def engine_ready(self, ready: wire.Ready) -> None: ...
+    def fail(self, error: BanyanError) -> None: ...
+
+
 class EngineChanges:
-    """Makes all changes of a server's engines, except the replacement of engines that die.
+    """The life of a server's engines: takes their reports, replaces those that die, adds and drains engines, scales
+    their number by the load, and changes their weights.
 
-    roll   the change of weights in progress; None: there is none
+    directory  the directory of the model; during a change of weights, that of the old one
+    roll       the change of weights in progress; None: there is none
+    n_deaths   how many engines have died
 
-    directory: the model's directory. ray: starts engines on a Ray cluster; None: the server starts engines itself, or
-    they join from other machines. start: replaces the engine of a replica by a new one. counts: how many requests and
-    programs have ended, and how many of them met their service levels (`Goodput.counts`). n_on: returns how many
-    programs run on weights with a given fingerprint. on_sockets: called when an engine was added or removed.
-    find_weights: returns the directory of a model, or raises if its weights cannot replace those in use. on_weights:
-    called with the model's directory when all engines have the new weights. use_weights: has new programs use the
-    weights of a ready engine. offload(work, then): runs `work` on a thread, and then `then` on the loop, with its
-    result or exception. log: log(level, line) prints a line.
+    images: the images of prompts; a str: why the model takes none. ray: starts engines on a Ray cluster; None: the
+    server starts engines itself, or they join from other machines.
     """
 
     def __init__(
         self,
+        server: ServerLoop,
         config: Config,
         directory: Path,
         replicas: Replicas,
         requests: EngineRequests,
         questions: Questions,
         *,
+        programs: Programs,
+        adapters: AdapterNames,
+        tenants: Tenants,
+        images: Images | str,
+        observer: Observer,
         ray: RayEngines | None,
-        start: Callable[[ReplicaProcess], None],
-        counts: Mapping[str, int],
-        n_on: Callable[[bytes], int],
-        on_sockets: Callable[[], None],
-        find_weights: Callable[[str], Path],
-        on_weights: Callable[[Path], None],
-        use_weights: Callable[[wire.Ready], None],
-        offload: Callable[[Callable[[], Any], Callable[[Any], None]], None],
-        log: Callable[[Any, str], None],
     ) -> None:
-        self._config, self._directory, self._replicas, self._requests = config, directory, replicas, requests
-        self._questions, self._ray, self._counts, self.n_on = questions, ray, counts, n_on
-        self._start, self._on_sockets, self._find_weights = start, on_sockets, find_weights
-        self._on_weights, self.use_weights, self._offload, self._log = on_weights, use_weights, offload, log
+        self._server, self._config, self.directory = server, config, directory
+        self._replicas, self._requests, self._questions, self.programs = replicas, requests, questions, programs
+        self._adapters, self._tenants, self._images = adapters, tenants, images
+        self._observer, self._ray = observer, ray
         self._scaler = LoadScaler(config.min_replicas, config.max_replicas) if config.max_replicas else None
         self._awaited: deque[Then] = deque()  # callbacks of engines that have not joined yet
         self.roll: WeightsRoll | None = None
+        self.n_deaths = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return name_of(self.directory)
 
     def change(self, ask: wire.Ask, then: Then) -> None:
         """Add or drain an engine, or change the weights, as `ask` says. then: called at the end of the change, with ""
@@ -77,14 +114,14 @@ class EngineChanges:
             self._look_at_weights(ask.path, then)
         elif ask.what == "drain":
             self._replicas.drain(ask.name, then)
-            self._log("info", f"engine {ask.name} is drained")
+            self._server.log("info", f"engine {ask.name} is drained")
             self._end_drained()
         elif self._ray is not None:
             self._awaited.append(then)
             self._ray.add()
         else:
             check(msgspec.structs.replace(self._config, replicas=len(self._replicas) + 1))
-            self._log("info", f"engine {self._add(then).name} is added")
+            self._server.log("info", f"engine {self._add(then).name} is added")
 
     def _add(self, then: Then) -> ReplicaProcess:
         try:
@@ -92,20 +129,11 @@ class EngineChanges:
         except NO_PROCESS as e:
             raise ConfigError(f"no engine can be started now: {e}") from e
         self._questions.reload_adapters(replica)
-        self._on_sockets()
+        self._server.make_poller()
         return replica
 
-    def join(self, link: EngineConnection) -> None:
-        """Add the engine of a host that has connected, as a new replica. Called if no existing replica waits for a
-        host. ConfigError: there are too many engines."""
-        replica = self._replicas.join(link)
-        self._questions.reload_adapters(replica)
-        self._on_sockets()
-        if self._awaited:
-            replica.then.append(self._awaited.popleft())
-
-    def started(self, replica: ReplicaProcess) -> None:
-        """Called when an engine is ready. Tells the scaling how long the engine took to start."""
+    def _started(self, replica: ReplicaProcess) -> None:
+        """Tell the scaling how long an engine, which is ready, took to start."""
         if self._scaler is not None and replica.link.n_starts == 1:
             self._scaler.started(time.monotonic() - replica.began)
 
@@ -114,7 +142,7 @@ class EngineChanges:
         drained, one of them takes programs again. error: given to those who wait for the engine; "": none."""
         if replica not in self._replicas:
             return
-        self._log("info", f"engine {replica.name} is gone")
+        self._server.log("info", f"engine {replica.name} is gone")
         others = [one for one in self._replicas if one is not replica]
         for one in others:
             like = (other for other in others if other.route.weights == one.route.weights)
@@ -124,7 +152,7 @@ class EngineChanges:
                 one.settle(f"engine {replica.name} is gone, so engine {one.name} stays")
         self._replicas.remove(replica, error)
         self._questions.fail(replica.name, f"engine {replica.name} is gone")
-        self._on_sockets()
+        self._server.make_poller()
 
     def go_on(self) -> None:
         """Remove the drained engines that have nothing left to do, and take the next step of a change of weights if it
@@ -136,6 +164,210 @@ class EngineChanges:
     def _end_drained(self) -> None:
         for replica in self._replicas.drained:
             self.remove(replica)
+
+    # ---- the life of an engine -------------------------------------------------------------------------------------
+
+    def host_joined(self, name: str) -> RemoteLink:
+        """Returns the connection to use for the engine host `name`, which has connected: the connection of an engine
+        that is gone, else that of a new replica. Raises ConnectFailed if the server cannot take another engine now."""
+        replica = next((one for one in self._replicas if one.link.is_gone), None)
+        if replica is None:
+            try:
+                replica = self._replicas.join()
+            except ConfigError as e:
+                raise ConnectFailed(e.message) from e
+            self._questions.reload_adapters(replica)
+            self._server.make_poller()
+            if self._awaited:
+                replica.then.append(self._awaited.popleft())
+        self._server.log("info", f"an engine of {name} joined")
+        assert isinstance(replica.link, RemoteLink)  # no other connection can be gone
+        return replica.link
+
+    def handle(self, replica: ReplicaProcess, report: wire.EngineReport) -> Iterable[None]:
+        """Handle a report of an engine. Returns steps that the caller still has to run, one by one."""
+        match report:
+            case wire.Step():
+                self._observer.step(report)
+                if report.finished and not replica.route.is_open:
+                    self._server.call_soon(self.go_on)  # not now: its link is being read
+                return self._requests.take(report, replica.route)
+            case wire.EnginePong():
+                self._requests.routes.measured(report.fixed, report.row)
+            case wire.OtherWork():
+                self._requests.routes.set_others(replica.route, report)
+            case wire.TreeEvents() if replica.link.ready is not None:
+                return self._requests.routes.heard(replica.route, report, replica.link.ready.page)
+            case wire.Failed(program=-1):
+                replica.error = replica.error or from_code(report.code, report.message)
+            case wire.Failed():
+                self._requests.refused(report, replica.route)
+            case wire.Answer():
+                self._questions.receive(report, replica.name)
+            case wire.WantImages(images=digests) if isinstance(self._images, Images):
+                for digest in digests:
+                    work = partial(self._images.pixels, digest)
+                    then = partial(self._send_pixels, replica, replica.link.pid, digest)
+                    self._server.offload(replica.name, sys.maxsize, work, then, has_images=True)
+            case wire.Notice():
+                self._server.notice(report.text)
+            case wire.Ready():
+                self._engine_ready(replica, report)
+            case wire.Exported():
+                self._requests.routes.pulls.exported(report)
+            case wire.Pulled():
+                self._requests.routes.pulls.pulled(report)
+                if not all(one.route.is_open for one in self._replicas):
+                    self._server.call_soon(self.go_on)
+        return ()
+
+    def _send_pixels(
+        self, replica: ReplicaProcess, pid: int, digest: bytes, pixels: wire.ImagePixels | Exception
+    ) -> None:
+        """Send an engine the image that it asked for, or why there is none, if the engine still exists. An engine asks
+        for an image only once, so without an answer the requests that need the image would wait for ever."""
+        if isinstance(pixels, Exception):
+            traceback.print_exception(pixels)
+            pixels = wire.ImagePixels(digest, error=f"the server failed on the image: {pixels!r}")
+        if replica.link.pid == pid:
+            replica.link.send(pixels)
+
+    def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
+        others = [one for one in self._replicas if one is not replica and one.route.is_ready]
+        roll = self.roll
+        is_starting = roll is not None and replica is roll.starting
+        is_rolled = roll is not None and roll.is_first(replica)
+        before = b"" if is_starting else replica.route.weights
+        is_needed = others or (isinstance(replica.link, RemoteLink) and len(self.programs))
+        if is_needed and (why := self._differs(ready, before, is_rolled)):
+            why = f"engine {replica.name} {why}"
+            self._server.log("quiet", why)
+            replica.link.refuse()
+            if is_starting and roll is not None:
+                self._server.call_soon(partial(roll.fail, why))
+            elif len(self._replicas) == 1 and isinstance(replica.link, RemoteLink):
+                replica.link.give_up(why)  # programs wait for another
+            else:
+                self._server.call_soon(partial(self.remove, replica, why))
+            return
+        replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
+        self._started(replica)
+        if replica.route.is_prefill and ready.kv is None:
+            replica.route.is_prefill = False  # what it computes could not be pulled
+            self._server.log("quiet", f"engine {replica.name} takes programs, as the KV of this model cannot be moved")
+        replica.route.weights = ready.weights
+        replica.route.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
+        if is_rolled or not others:
+            self.use_weights(ready)
+        if not others:
+            for name, digest in ready.adapters.items():
+                self._adapters.add(name, self._config.adapters[name], digest)
+        self.programs.generator.set_context(ready.max_context)
+        self._requests.routes.measured(0.0, ready.step_seconds / self._config.step_tokens)
+        of = f"engine {replica.name}: " if len(self._replicas) > 1 else ""
+        for line in ready.report:
+            self._server.log("info", of + line)
+        if len(self._replicas) > 1:  # the placement of programs needs to know what their trees hold
+            for one in self._replicas:
+                one.link.listen()
+        replica.settle()
+        self.go_on()
+        self._server.engine_ready(ready)
+
+    def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
+        """Returns why a new engine cannot run the programs of the running engines, as the rest of a sentence; "" if it
+        can.
+
+        ready: the new engine's report. before: the weights that the new engine must have; b"": those of the running
+        engines. is_rolled: the engine is the first one with new weights, so its weights may differ."""
+        mine = self._replicas.standard
+        if not is_rolled and ready.weights != (before or mine.weights):
+            return "has other weights than the running engines; its files were changed, or are another model's"
+        for what in ("page", "max_context", "layout"):
+            if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
+                return f"has another {what} than the running engines: {its}, not {ours}"
+        for name, digest in ready.adapters.items():  # it loaded them by itself, as no engine was ready yet
+            if name in self._adapters and self._adapters.digest(name) != digest:
+                return f"has other files of adapter {name!r} than the running engines"
+        return ""
+
+    def refuse(self, replica: ReplicaProcess, why: str) -> None:
+        """End a ready engine that cannot run the programs of the others. The others take over its requests. Later calls
+        do nothing."""
+        if replica.link.ready is None:
+            return
+        self._server.log("quiet", why)
+        replica.link.refuse()
+        replica.route.is_ready = False
+        self._requests.replay(replica.route, Death(why, is_blameless=True, was_ready=False))
+        self._server.call_soon(partial(self.remove, replica, why))  # not now: its link is being read
+
+    def start_again(self, replica: ReplicaProcess) -> None:
+        """Start an engine in place of the replica's current engine. If no process can be started now, the next
+        heartbeat tries again."""
+        is_first = replica.link.life >= 0
+        try:
+            replica.link.start()
+        except NO_PROCESS as e:
+            if is_first:
+                self._server.log("quiet", f"engine {replica.name} cannot be started now: {e}; trying again")
+        self._server.make_poller()
+
+    def died(self, replica: ReplicaProcess) -> None:
+        """Start another engine in place of a dead one, and send the dead engine's requests again.
+
+        An engine that has died several times before it was ready is not replaced. The server ends if that was the last
+        engine, or if an engine dies before the server has reported its start. An engine on another machine that has
+        lost its connection is removed if other engines can take its requests. Otherwise the server waits for another
+        engine."""
+        link = replica.link
+        link.receive(partial(self.handle, replica))  # reports sent before it died
+        while replica.error is None and link.await_report():
+            link.receive(partial(self.handle, replica))
+        death, was_ready = link.death(), link.ready is not None
+        self.n_deaths += 1
+        replica.n_failed_starts += not (was_ready or death.is_blameless)
+        replica.route.is_ready = False
+        error, replica.error = replica.error, None
+        why = "" if error is None else f": {error.message}"
+        whose = f" of {link.host}" if link.host else ""
+        which = f"engine {replica.name}: " if len(self._replicas) > 1 else ""
+        lost = EngineLost(f"the engine process{whose} died ({which}{death.how}){why}")
+        self._questions.fail(replica.name, lost.message)
+        is_hopeless = replica.n_failed_starts >= MAX_FAILED_STARTS
+        roll = self.roll
+        is_rolled = roll is not None and replica is roll.starting
+        if is_hopeless and roll is not None and is_rolled:
+            roll.fail(lost.message)
+            return
+        if isinstance(link, RemoteLink):
+            others = [one for one in self._replicas if one is not replica and one.route.is_open]
+            has_others = any(one.route.weights == replica.route.weights for one in others)
+            if is_rolled:  # no other engine has the new weights, and none gets them while the roll waits for this one
+                has_others = any(one.route.is_ready for one in others)
+            if (link.is_gone or is_hopeless) and has_others:
+                self._server.log("quiet", lost.message)
+                self._requests.replay(replica.route, death)
+                self.remove(replica, lost.message)
+                return
+            if is_hopeless:
+                link.dismiss(lost.message)
+                replica.n_failed_starts = 0
+        elif not self._server.is_started or (is_hopeless and len(self._replicas) == 1):
+            error = error or lost
+            self._requests.fail_all(error.message)
+            self._server.fail(error)
+            return
+        elif is_hopeless:
+            self._server.log("quiet", f"{lost.message}; no other is started in place of engine {replica.name}")
+            self.remove(replica, lost.message)
+            self.go_on()
+            return
+        self._server.log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")
+        self.start_again(replica)
+        self._questions.reload_adapters(replica)
+        self._requests.replay(replica.route, death)
+        self.go_on()
 
     # ---- other weights ---------------------------------------------------------------------------------------------
 
@@ -153,7 +385,26 @@ class EngineChanges:
             except Exception as e:
                 then(e.message if isinstance(e, BanyanError) else repr(e))
 
-        self._offload(partial(self._find_weights, model), start)
+        self._server.offload(OURSELVES, sys.maxsize, partial(self._find_weights, model), start)
+
+    def _find_weights(self, model: str) -> Path:
+        """The directory of `model`, which is to replace the current model. Runs on a thread. Raises if `model` cannot
+        replace it, for example because its tokenizer differs."""
+        directory = resolve(model)
+        new, now = Files.read(directory), Files.read(self.directory)
+        is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
+        if not (is_same and same_tokenizer(directory, self.directory)):
+            raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
+        if isinstance(self._images, Images):
+            spec = image_spec(directory, new.config)
+            if spec != self._images.spec or not same_processor(directory, self.directory):
+                raise ConfigError(f"{model} has another image processor than {self.name}; start another server")
+        return directory
+
+    def use_weights(self, ready: wire.Ready) -> None:
+        """Begin programs on the weights of a ready engine from now on."""
+        self._tenants.set_weights(ready.weights)
+        self._requests.routes.weights, self._replicas.standard = ready.weights, ready
 
     def _start_roll(self, directory: Path, then: Then) -> None:
         """Start to change all engines, one after the other, to the weights of the model in `directory`. then: called at
@@ -162,30 +413,31 @@ class EngineChanges:
         self._replicas.model = str(directory)
         try:
             self.roll = WeightsRoll(
-                self, self._replicas, self._requests, directory, before or str(self._directory), then
+                self, self._replicas, self._requests, directory, before or str(self.directory), then
             )
         except BaseException:
             self._replicas.model = before
             raise
-        self._log("info", f"the weights are being changed to {self.roll.model}")
+        self._server.log("info", f"the weights are being changed to {self.roll.model}")
 
     def end_roll(self, roll: WeightsRoll, error: str = "") -> None:
         """End the change of weights. error: why it failed; "": all engines have the new weights."""
         self.roll = None
         if error:
             self._replicas.model = roll.before
-            self._log("info", f"the weights are not changed: {error}")
+            self._server.log("info", f"the weights are not changed: {error}")
         else:
-            self._directory = roll.directory
-            self._on_weights(roll.directory)
-            self._log("info", f"all engines have {roll.model}")
+            self.directory = roll.directory
+            if isinstance(self._images, Images):
+                self._images.move(roll.directory)  # the one before may be deleted now
+            self._server.log("info", f"all engines have {roll.model}")
         roll.then(error)
 
     def restart(self, replica: ReplicaProcess, model: str) -> None:
         """Replace an engine by one that has other weights."""
         replica.link.model = model
         self._questions.fail(replica.name, f"engine {replica.name} gets other weights")
-        self._start(replica)
+        self.start_again(replica)
         self._questions.reload_adapters(replica)
 
     def add_for_roll(self) -> ReplicaProcess:
@@ -201,7 +453,7 @@ class EngineChanges:
         heartbeat."""
         if self._scaler is None or self.roll is not None:
             return
-        counts = self._counts
+        counts = self._observer.goodput.counts
         n_done = counts["requests"] + counts["programs"]
         takers = [one for one in self._replicas if one.route.is_open and one.route.is_ready]
         n_coming = sum(one.route.is_open and not one.route.is_ready for one in self._replicas) + len(self._awaited)
@@ -214,16 +466,16 @@ class EngineChanges:
 
         def then(error: str) -> None:
             if error:
-                self._log("quiet", f"the number of engines is not changed: {error}")
+                self._server.log("quiet", f"the number of engines is not changed: {error}")
 
         try:
             if change > 0:
-                self._log("info", f"{queued:.1f} s of work are queued for {len(takers)} engines; adding one")
+                self._server.log("info", f"{queued:.1f} s of work are queued for {len(takers)} engines; adding one")
                 self.change(wire.Ask(0, "add"), then)
             else:
                 # An engine that takes prompts only comes last: it has no requests of its own, however useful it is.
                 least = min(takers, key=lambda one: (one.route.is_prefill, one.route.n_running))
-                self._log("info", f"engine {least.name} is not needed; draining it")
+                self._server.log("info", f"engine {least.name} is not needed; draining it")
                 self._replicas.drain(least.name, then)
                 self._end_drained()
         except BanyanError as e:
@@ -306,7 +558,7 @@ class WeightsRoll:
             ):
                 self._requests.vacate(one.route)
         is_last = one.route.is_open
-        if not one.route.is_empty or (is_last and self._changes.n_on(self._old)):
+        if not one.route.is_empty or (is_last and self._changes.programs.n_on(self._old)):
             return
         self._emptying, one.is_rolled = None, False
         if self._extra is not None:

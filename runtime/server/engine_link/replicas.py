@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
+import msgspec
+import zmq
+
+from banyan.runtime.config import Config, tcp
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.link import EngineConnection
+from banyan.runtime.server.engine_link.link import EngineConnection, EngineLink, later_config
+from banyan.runtime.server.engine_link.remote import EngineHosts, RemoteLink
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.engine_link.routes import Route
 
@@ -18,6 +24,10 @@ Then = Callable[[str], None]
 
 MAX_REPLICAS = 256
 """The most engines of a server."""
+
+ANY_HOST = ("0.0.0.0", "::")
+"""If `engines_at` has one of these hosts, engines on this machine do not know the address at which others reach them,
+so the others pull no KV from them."""
 
 
 class ReplicaProcess:
@@ -53,34 +63,71 @@ class ReplicaProcess:
 class Replicas:
     """All engines of a server.
 
-    model  the model that engines which start from now on load; "": the configuration's model
+    model     the model that engines which start from now on load; "": the configuration's model
+    standard  the report of the engine with which others must agree; its `page` is 0 until one was ready
 
-    start: start(name, is_first) starts an engine on this machine. is_first: True for the engines that start with the
-    server, False for those added later. n: number of engines to start now. late: a connection without an engine yet,
-    for the first host that joins from another machine; None: the server does not wait for one. call_soon: makes a call
-    on the loop, from any thread.
+    directory: of the model. command: the command that starts an engine. hosts: the engine hosts of other machines;
+    None: none can join. call_soon: makes a call on the loop, from any thread.
     """
 
     def __init__(
         self,
-        start: Callable[[str, bool], EngineConnection],
-        n: int,
-        late: EngineConnection | None,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: Config,
+        directory: Path,
+        command: Sequence[str],
+        hosts: EngineHosts | None,
         call_soon: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._start, self._call_soon = start, call_soon
+        """Start the engines that the configuration has on this machine. If there are none, wait for the first host that
+        joins."""
+        self._context, self._config, self._command = context, config, command
+        self._directory, self._hosts, self._call_soon = directory, hosts, call_soon
         self._ending: list[threading.Thread] = []
         self._replicas: list[ReplicaProcess] = []
         self._n_made = self._n_starts_before = 0
         self.model = ""
+        self.standard = wire.Ready(0, 0, 0)
         try:
-            for _ in range(n):
-                self._make(lambda name: start(name, True))
-            if late is not None:
-                self._make(lambda _: late)
+            for _ in range(n := 0 if config.ray else config.replicas):
+                self._make(lambda name: self._start(name, is_first=True))
+            if not n:
+                self._make(lambda _: self._remote_link())
         except BaseException:
             self.close()
             raise
+
+    def _start(self, name: str, is_first: bool) -> EngineLink:
+        """Start an engine on this machine. Returns the connection to it. name: the replica's number, as text. is_first:
+        whether the engine starts together with the server; False: it was added later."""
+        config = msgspec.structs.replace(self._config, model=str(self._directory))
+        if name != "0" and config.host_file:
+            config = msgspec.structs.replace(config, host_file=f"{config.host_file}.{name}")
+        command = self._command if name == "0" else (*self._command, "--replica", name)
+        host = tcp(self._config.engines_at)[0] if self._config.engines_at else ""
+        if host and host not in ANY_HOST:
+            command = (*command, "--host", f"[{host}]" if ":" in host else host)
+        if not is_first:
+            config = msgspec.structs.replace(config, model=self.model or config.model)
+            config = later_config(msgspec.structs.replace(config, replicas=max(1, config.replicas)), self.ready)
+        return EngineLink(self._context, config, Path(config.socket), command)
+
+    def _remote_link(self) -> RemoteLink:
+        """Make a connection for an engine on another machine that has not joined yet."""
+        hosts = self._hosts
+        assert hosts is not None
+
+        def options() -> Config:
+            # After the first engine was ready, the server tells each new engine which adapters to load.
+            adapters = {} if self.standard.page else self._config.adapters
+            return msgspec.structs.replace(
+                self._config, adapters=adapters, bind="", curve_key="", engines_at="", engine_keys="", token_file="",
+                metrics="", traces="", replicas=1,
+            )  # fmt: skip
+
+        link = RemoteLink(hosts.send, options, self._config.engine_timeout)
+        link.model = self.model
+        return link
 
     def __iter__(self) -> Iterator[ReplicaProcess]:
         return iter(self._replicas)
@@ -112,13 +159,14 @@ class Replicas:
         MAX_REPLICAS engines already, or one is being added."""
         if (new := next((one for one in self._replicas if one.then and one.route.is_open), None)) is not None:
             raise ConfigError(f"engine {new.name} is being added; add another when it is ready")
-        replica = self._join(lambda name: self._start(name, False))
+        replica = self._join(lambda name: self._start(name, is_first=False))
         replica.then.append(then)
         return replica
 
-    def join(self, link: EngineConnection) -> ReplicaProcess:
-        """Add an engine on another machine. ConfigError: there are MAX_REPLICAS engines already."""
-        return self._join(lambda _: link)
+    def join(self) -> ReplicaProcess:
+        """Add an engine on another machine, whose host has connected. ConfigError: there are MAX_REPLICAS engines
+        already."""
+        return self._join(lambda _: self._remote_link())
 
     def _join(self, link: Callable[[str], EngineConnection]) -> ReplicaProcess:
         if len(self._replicas) == MAX_REPLICAS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,18 +18,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 
 from banyan.runtime import config, launch
-from banyan.runtime.errors import BadProgram, ConfigError
-from banyan.runtime.model.images import ImageSpec, image_spec
+from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
 from banyan.runtime.server import worker
 from banyan.runtime.server.programs.journal import MAX_AGE
-from banyan.runtime.server.text.image_process import ProcessStart
-from banyan.runtime.server.text.images import Images
 from forms import in_short, short_form
 from raw_peer import Peer
 from waits import wait_until
@@ -213,7 +208,7 @@ def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve, peer_of: Cal
 def test_what_a_refused_text_took_is_freed_on_its_thread() -> None:
     """An error's traceback holds what its thread has made of the text; to free that would hold the loop for 8 ms."""
     server: Any = SimpleNamespace(
-        _encoding=SimpleNamespace(submit=lambda _, work: work()), _call_soon=lambda call: call()
+        _encoding=SimpleNamespace(submit=lambda _, work: work()), call_soon=lambda call: call()
     )
     made: list[Any] = []
 
@@ -226,7 +221,7 @@ def test_what_a_refused_text_took_is_freed_on_its_thread() -> None:
         assert isinstance(error, BadProgram)
         assert made[0]() is None
 
-    worker.Server._offload(server, b"client", worker.MAX_INLINE + 1, encode, then)
+    worker.Server.offload(server, b"client", worker.MAX_INLINE + 1, encode, then)
     assert made
 
 
@@ -328,46 +323,6 @@ def test_log_option_sets_the_verbosity(
     assert "Submit" in logs["debug"]
 
 
-def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> None:
-    def write(name: str, mean: float, **options: Any) -> Path:
-        (path := tmp_path / name).mkdir()
-        config = {"model_type": "llava", "vision_config": {}, "image_token_index": 7} | options
-        (path / "config.json").write_text(json.dumps(config))
-        (path / "tokenizer.json").write_text("{}")
-        (path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [mean] * 3}))
-        return path
-
-    old, same = write("old", 0.5), write("same", 0.5)
-    spec = image_spec(old, json.loads((old / "config.json").read_text()))
-    assert isinstance(spec, ImageSpec)
-    server: Any = SimpleNamespace(directory=old, name="old", images=Images(old, spec, str))
-    for other in (write("mean", 0.4), write("mark", 0.5, image_token_index=8), write("text", 0.5, vision_config=None)):
-        with pytest.raises(ConfigError, match=f"{other} has another image processor than old"):
-            worker.Server._find_weights(server, str(other))
-    assert worker.Server._find_weights(server, str(same)) == same
-    worker.Server._on_weights(server, same)
-    assert msgspec.msgpack.decode(server.images._helper.hello, type=ProcessStart).directory == str(same)
-
-
-def test_engine_gets_an_error_for_an_image_on_which_the_server_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(images: Images, digest: bytes) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(Images, "pixels", fail)
-    server = worker.Server.__new__(worker.Server)
-    server.images = Images(tmp_path, ImageSpec("qwen", 7, 7), str)
-    server._decoding = SimpleNamespace(submit=lambda _, work: work())  # type: ignore[assignment]
-    monkeypatch.setattr(server, "_call_soon", lambda call: call())
-    sent: list[wire.ImagePixels] = []
-    replica: Any = SimpleNamespace(name="0", link=SimpleNamespace(pid=1, send=sent.append))
-    server._handle_report(replica, wire.WantImages((b"a", b"b")))
-    assert [one.image for one in sent] == [b"a", b"b"]
-    assert all("the server failed on the image: MemoryError('no room')" in one.error for one in sent)
-    assert "MemoryError: no room" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("event", ["report", "death"])
 def test_round_ends_if_handling_an_engine_removes_a_later_one(
     fake_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
@@ -398,7 +353,7 @@ def test_round_ends_if_handling_an_engine_removes_a_later_one(
         for one in (first.link.life, source):
             poller.register(one, zmq.POLLIN)
         wait_until(lambda: len(poller.poll(0)) == 2, "what the next round finds")
-        server._call_soon(end)
+        server.call_soon(end)
 
     def end() -> None:
         assert list(server.replicas) == [first]

@@ -348,14 +348,13 @@ def test_engine_that_died_after_it_had_loaded_an_adapter_loads_it_again(words: T
 
 def test_engine_that_gets_other_weights_loads_an_adapter_that_others_still_load(words: Tokenizer) -> None:
     asked = AskedPair(words)
-    names = ("counts", "n_on", "on_sockets", "find_weights", "on_weights", "use_weights", "offload", "log")
-    rest: Any = {name: lambda *_: None for name in names}
-    replicas: Any = SimpleNamespace()
-    rest["start"] = lambda engine: engine.link.start()
-    changes = EngineChanges(config.make(), Path(), replicas, replicas, asked.questions, ray=None, **rest)
+    names = ("requests", "programs", "adapters", "tenants", "images", "observer", "ray")
+    rest: Any = dict.fromkeys(names)
+    server: Any = SimpleNamespace(make_poller=lambda: None)
+    changes = EngineChanges(server, config.make(), Path(), None, questions=asked.questions, **rest)  # type: ignore[arg-type]
     asked.ask("load_adapter", "a")
     asked.answer(b"A", at=0)
-    asked.engines[0].link.start = lambda: asked.to_engine.append("start")
+    asked.engines[0].link.life, asked.engines[0].link.start = 1, lambda: asked.to_engine.append("start")
     changes.restart(asked.engines[0], "new")
     asked.answer(b"A", at=0, name="1")
     assert [getattr(one, "what", one) for one in asked.to_engine] == [*["load_adapter"] * 2, "start", "load_adapter"]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from banyan.radix_cache.digests import prefix_digests
-from banyan.runtime import config
 from banyan.runtime.fleet.placement import CoreShare
-from banyan.runtime.fleet.scaling import LoadScaler
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, CacheHint, Fork, Gen, Join, Select
-from banyan.runtime.server.engine_link.changes import EngineChanges
 from banyan.runtime.server.engine_link.recovery import Death
 
 Sampler = Callable[..., wire.Sampling]
@@ -246,28 +242,3 @@ def test_what_engines_report_of_their_trees_decides_where_programs_go(pair: Pair
         pair.bench.submit(Append(0, (prefix,)), Gen(0, 0, greedy(max_tokens=2)), program=k, last=True)
         pair.run()
     assert [len(engine.runs) for engine in pair.engines] == [1, 2]
-
-
-def test_engine_for_prompts_is_the_last_to_be_removed_by_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no requests of its own, so by its load it would be the first."""
-    monkeypatch.setattr(LoadScaler, "decide", lambda *_: -1)
-    drained: list[str] = []
-
-    class Engines(list[Any]):
-        drained = ()
-
-        def drain(self, name: str, then: Any) -> None:
-            drained.append(name)
-
-    pair.routes[0].is_prefill = True
-    pair.routes[1].n_running = 1
-    engines: Any = Engines(SimpleNamespace(name=route.name, route=route) for route in pair.routes)
-    names = ("start", "n_on", "on_sockets", "find_weights", "on_weights", "use_weights", "offload", "log")
-    rest: Any = {"ray": None, "counts": Counter(), **{name: lambda *_: None for name in names}}
-    scaling = config.make(replicas=2, max_replicas=2)
-    changes = EngineChanges(scaling, Path(), engines, pair.bench.requests, None, **rest)  # type: ignore[arg-type]
-    changes.scale()
-    assert drained == ["1"]
-    del engines[1]
-    changes.scale()
-    assert drained == ["1", "0"]
