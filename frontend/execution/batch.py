@@ -39,8 +39,9 @@ OnError = Literal["raise", "return"]
 
 class BatchPlan(NamedTuple):
     """What a batch runs. items: read one by one as the runs start, if it is not a list. start(item, limits): creates
-    the run of an item. concurrency: maximum number of programs at once; None: MAX_IN_FLIGHT. limits: starts the limits of the
-    batch. bar(n): gives the progress bar of n runs, if there is one, to the block in which the batch runs."""
+    the run of an item. concurrency: maximum number of programs at once; None: MAX_IN_FLIGHT. limits: starts the
+    limits of the batch. bar(n): gives the progress bar of n runs, if there is one, to the block in which the batch
+    runs."""
 
     items: Iterable[Any]
     start: Callable[[Any, Limits], ProgramRun[Any]]
