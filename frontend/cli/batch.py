@@ -260,7 +260,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
             for row in reader:
                 if None in row or None in row.values():
                     raise ConfigError(
-                        f"line {reader.line_num} of {path} has another number of fields than the first line"
+                        f"line {reader.line_num} of {path} has a different number of fields from the first line"
                     )
                 yield row
         except csv.Error as e:

@@ -100,7 +100,7 @@ class Chat:
         except ProgramError as e:  # such as PromptTooLong; the turns before this one are still valid
             self.has_failed = True
             if self.is_terminal:
-                self.console.print(f"{e.message}; /reset starts anew", style="red", markup=False)
+                self.console.print(f"{e.message}; /reset starts over", style="red", markup=False)
             else:
                 print(f"banyan: {e.message}", file=sys.stderr)
             self.restart()

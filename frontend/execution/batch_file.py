@@ -141,7 +141,8 @@ class BatchFile(Sequence[BatchRecord]):
                 except msgspec.DecodeError as e:
                     self.close()
                     raise ConfigError(
-                        f"line {number} of {self.path} is no record of a batch ({e}); name another file as checkpoint"
+                        f"line {number} of {self.path} is not a record of a batch ({e}); "
+                        "name another file as checkpoint"
                     ) from None
                 _put(self._digests, record.index, record.item)
                 self._end += len(line)
@@ -165,7 +166,7 @@ class BatchFile(Sequence[BatchRecord]):
             return False
         if self._digests[index] != digest:
             raise ConfigError(
-                f"{self.path}: item {index} was recorded with other arguments or another program; "
+                f"{self.path}: item {index} was recorded with different arguments or a different program; "
                 "name another file as checkpoint"
             )
         return True
@@ -184,8 +185,8 @@ class BatchFile(Sequence[BatchRecord]):
         has no digest, or JSON cannot hold its results."""
         if not digest:
             raise BadProgram(
-                f"item {index} cannot be told from others: it contains half of a surrogate pair, a broken image, or "
-                "itself"
+                f"item {index} cannot be distinguished from others: it contains half of a surrogate pair, "
+                "a broken image, or itself"
             )
         values = {name: _json_value(_result(value), f"the variable {name!r}") for name, value in state._values.items()}
         record = BatchRecord(index, digest, values, _json_value(state.ret_value, "what the body returned"))

@@ -383,7 +383,7 @@ class ProgramRecord:
             if not ends:
                 program.cancel()
             if error is not None and not isinstance(error, Cancelled):
-                _logger.error("program %s failed, and nobody looked: %s: %s", self.name, type(error).__name__, error)
+                _logger.error("program %s failed unnoticed: %s: %s", self.name, type(error).__name__, error)
 
 
 def abandon(record: weakref.ref[ProgramRecord], program: OpenProgram) -> None:

@@ -141,7 +141,7 @@ class Client:
             raise ConnectFailed(f"the server at {self.path} refused: {answer.message}")
         if not isinstance(answer, wire.Welcome) or answer.version != wire.VERSION:
             raise ConnectFailed(
-                f"the server at {self.path} speaks another version of the protocol than this client ({wire.VERSION}); "
+                f"the server at {self.path} speaks a different protocol version from this client ({wire.VERSION}); "
                 "install the same version of banyan on both sides"
             )
         return answer

@@ -110,7 +110,7 @@ def test_tool_rounds_are_limited(connect: Callable[..., bn.RuntimeEndpoint]) -> 
 
 def test_model_without_tools_is_refused_at_the_append(serve: Callable[..., launch.ServerProcess]) -> None:
     backend = bn.connect(serve().socket)
-    with pytest.raises(bn.ToolError, match="does not write tools"):
+    with pytest.raises(bn.ToolError, match="does not support tools"):
         ask.run(look, backend=backend)
 
 

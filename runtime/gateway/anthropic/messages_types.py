@@ -100,7 +100,7 @@ class MessageToolChoice(Body):
 
     def __post_init__(self) -> None:
         if (self.type == "tool") != (self.name is not None):
-            raise ValueError("a name belongs to the type `tool`, and to no other")
+            raise ValueError("only the type `tool` takes a name")
 
 
 class Thinking(Body):

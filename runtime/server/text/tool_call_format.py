@@ -327,7 +327,7 @@ def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
     with_tools = template.with_tools(_SPECS)
     try:
         if with_tools.render([question]) == template.render([question]):
-            raise ToolError("the model's chat template does not write tools; the model was not made for them")
+            raise ToolError("the model's chat template does not support tools; the model was not made for them")
         one = with_tools.calling((_sample(0),))
         form = _form(one)
     except BadProgram as e:

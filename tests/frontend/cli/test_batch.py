@@ -279,7 +279,7 @@ def test_disk_that_is_full_is_an_error_and_the_batch_goes_on(program: Path, tmp_
         ("rows.csv", "", "has no rows"),
         ("rows.csv", "words\nx\n", "label takes 'text', but the file has only the columns words"),
         ("rows.csv", "text,n,n\nx,1,2\n", "two columns of .* have the same name: text, n, n"),
-        ("rows.csv", "text,n\nx,1,2\n", "line 2 of .* has another number of fields"),
+        ("rows.csv", "text,n\nx,1,2\n", "line 2 of .* has a different number of fields"),
         ("rows.csv", 'text\n"x\n', "line 1 of .*: unexpected end of data"),
         ("rows.csv", b"text\nx\n\xe9t\xe9\n", "line 3 of .* is not UTF-8"),
         ("rows.jsonl", '{"text": "x"}\n[1]\n', "line 2 of .* is not a JSON object"),

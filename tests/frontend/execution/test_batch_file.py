@@ -298,7 +298,7 @@ def test_lost_server_ends_the_batch(mock: bn.Mock, tmp_path: Path, monkeypatch: 
 def test_other_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     item.run_batch([{"x": 1}, {"x": 2}], checkpoint=path)
-    with pytest.raises(bn.ConfigError, match=r"out\.jsonl: item 1 was recorded with other arguments"):
+    with pytest.raises(bn.ConfigError, match=r"out\.jsonl: item 1 was recorded with different arguments"):
         item.run_batch([{"x": 1}, {"x": 3}], checkpoint=path)
 
 
@@ -362,7 +362,7 @@ def test_other_objects_are_refused(make: Callable[[str], Any], mock: bn.Mock, tm
     path, bound = tmp_path / "out.jsonl", program.bind(bound=Plain())
     bound.run_batch([{"x": make("b")}, {"x": make("c")}], checkpoint=path)
     assert len(bound.run_batch([{"x": make(name)} for name in "bcd"], checkpoint=path)) == 3
-    with pytest.raises(bn.ConfigError, match="item 0 was recorded with other arguments"):
+    with pytest.raises(bn.ConfigError, match="item 0 was recorded with different arguments"):
         bound.run_batch([{"x": make(name)} for name in "abc"], checkpoint=path)
 
 
@@ -434,7 +434,7 @@ def test_items_that_json_does_not_have_are_errors(mock: bn.Mock, tmp_path: Path)
     path, endless = tmp_path / "out.jsonl", list[Any]()
     endless.append(endless)
     items = [{"x": x} for x in (1, "\ud800", endless, 2)]
-    with pytest.raises(bn.BatchError, match=r"2 of 4 items failed.*item [12] cannot be told from others") as e:
+    with pytest.raises(bn.BatchError, match=r"2 of 4 items failed.*item [12] cannot be distinguished from others") as e:
         program.run_batch(items, checkpoint=path)
     assert set(e.value.errors) == {1, 2}
     assert [r.ret_value for r in e.value.results] == [0, None, None, 3]
@@ -453,7 +453,7 @@ def test_keys_of_items_need_not_be_text(mock: bn.Mock, tmp_path: Path) -> None:
         assert [r.ret_value for r in records] == [{"2": "a", "1": "b"}, {"c": {"(1, None)": "d", "None": 0.5}}]
     assert len(mock.submits) == 2
     for bound, other in (({1: "e"}, [{"m": {2: "a", 1: "c"}}, items[1]]), ({1: "f"}, items)):
-        with pytest.raises(bn.ConfigError, match="item 0 was recorded with other arguments or another program"):
+        with pytest.raises(bn.ConfigError, match="item 0 was recorded with different arguments or a different program"):
             program.bind(bound=bound).run_batch(other, checkpoint=path)
 
 
@@ -472,12 +472,12 @@ def test_other_program_is_refused(mock: bn.Mock, tmp_path: Path) -> None:
 
     path = tmp_path / "out.jsonl"
     item.run_batch(rows(2), checkpoint=path)
-    with pytest.raises(bn.ConfigError, match="or another program"):
+    with pytest.raises(bn.ConfigError, match="or a different program"):
         other.run_batch(rows(2), checkpoint=path)
     path = tmp_path / "bound.jsonl"
     assert other.bind(y=1).run_batch(rows(2), checkpoint=path)[1].ret_value == 2
     assert other.bind(y=1).run_batch(rows(2), checkpoint=path)[1].ret_value == 2
-    with pytest.raises(bn.ConfigError, match="or another program"):
+    with pytest.raises(bn.ConfigError, match="or a different program"):
         other.bind(y=2).run_batch(rows(2), checkpoint=path)
 
 
@@ -566,10 +566,10 @@ def test_full_disk_leaves_whole_lines_and_the_batch_goes_on(n_bytes: int, mock: 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text('{"index": -1, "item": 3, "values": {}}\n')
-    with pytest.raises(bn.ConfigError, match=r"line 1 of .* is no record of a batch"):
+    with pytest.raises(bn.ConfigError, match=r"line 1 of .* is not a record of a batch"):
         BatchFile(path)
     path.write_text("what was here before\n")
-    with pytest.raises(bn.ConfigError, match=r"line 1 of .* is no record of a batch"):
+    with pytest.raises(bn.ConfigError, match=r"line 1 of .* is not a record of a batch"):
         BatchFile(path)
     assert path.read_text() == "what was here before\n"
     path.write_text("without the end of the line")

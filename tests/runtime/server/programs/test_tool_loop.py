@@ -257,7 +257,7 @@ def test_model_without_a_call_format_refuses_tools(bench: Any) -> None:
     b = bench({}, ChatTemplate(CHATML.replace("{% if tools %}", "{% if false %}"), {}))
     b.submit(ASK, Gen(0, 0, tools=TOOLS))
     assert b.failed(0).code == "tool"
-    assert "does not write tools" in b.failed(0).message
+    assert "does not support tools" in b.failed(0).message
     assert b.programs.generator.with_call_format(wire.ChatMarkers({})).no_calls == b.failed(0).message
 
 

@@ -103,7 +103,7 @@ def test_marker_that_is_a_special_token_is_hidden(words: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("source", "error"),
     [
-        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "does not write tools"),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "does not support tools"),
         (XML, "a tool call in an unsupported format: '<tool_call>\\\\n<function=zqnamezq0>"),
         (HERMES.replace("{% for call in m.tool_calls %}", "{% for call in [] %}"), "unsupported format: ''"),
         (
