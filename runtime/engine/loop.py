@@ -392,7 +392,7 @@ class EngineLoop:
                 if vocabulary := self.guides.set_vocabulary(order):
                     self.drafting.set_vocabulary(vocabulary.spelling, vocabulary.control)
             case wire.Run() if order.sampling.constraint is not None:
-                if self._has_adapter(order) and self.scheduler.admit(order):
+                if self._has_adapter(order) and self.scheduler.validate(order):
                     self.guides.submit(order)
             case wire.Run():
                 self._record(LOOP, [order.rid])

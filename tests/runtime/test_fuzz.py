@@ -82,7 +82,7 @@ class InstantEngine:
     def take(self, command: wire.EngineCommand) -> None:
         if isinstance(command, wire.Run):
             try:
-                validate.admit(command, self._limits, n_pages=64, page=16)
+                validate.validate(command, self._limits, n_pages=64, page=16)
             except BanyanError as e:
                 self._engine.reports.append(wire.Failed(command.rid, 0, e.code, e.message))
                 return

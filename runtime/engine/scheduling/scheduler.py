@@ -30,7 +30,7 @@ from banyan.runtime.engine.scheduling.admission import AdmissionControl, StepTim
 from banyan.runtime.engine.scheduling.output_lengths import Growth, OutputLengths, peak
 from banyan.runtime.engine.scheduling.queue import QUANTUM, Queue
 from banyan.runtime.engine.scheduling.request import NO_TOKEN, Plan, Request, Result, Work, make_work
-from banyan.runtime.engine.scheduling.validate import EngineLimits, admit
+from banyan.runtime.engine.scheduling.validate import EngineLimits, validate
 from banyan.runtime.engine.speculation.depth_control import DepthController
 from banyan.runtime.engine.speculation.draft import accept_path, slot_moves
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConstraintBroke
@@ -155,7 +155,7 @@ class Scheduler:
         elif isinstance(order, Abort):
             if request := self.requests.get(order.rid):
                 self._finish(request, "abort")
-        elif max_total := self.admit(order):
+        elif max_total := self.validate(order):
             request = Request(order, max_total, guide, end_ids)
             self.waiting.register(request, self._n_taken)
             self._n_taken += 1
@@ -167,13 +167,13 @@ class Scheduler:
             self._append_forced(request)
             self._finish_if_complete(request)  # a previous engine may have generated all of it
 
-    def admit(self, order: Run) -> int:
+    def validate(self, order: Run) -> int:
         """Check whether a Run can be served. Returns the number of tokens, prompt and output together, at which the
         request must end. Returns 0 if the Run cannot be served; the next report then has the reason. order: the Run."""
         try:
             if order.rid in self.requests:
                 raise BadMessage(f"request {order.rid} exists already")
-            return admit(order, self.limits, self.cache.n_pages, self.cache.page)
+            return validate(order, self.limits, self.cache.n_pages, self.cache.page)
         except BanyanError as e:
             self._report.failed.append(Failed(order.rid, 0, e.code, e.message))
             return 0

@@ -24,7 +24,7 @@ class EngineLimits(NamedTuple):
     has_whole_images: bool = False
 
 
-def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
+def validate(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
     """Check a Run, and return the number of tokens, prompt and output together, at which the request must end. Raises a
     BanyanError if the Run can never be served."""
     if len(run.ids) % 4 or len(run.stop_ids) % 4:
