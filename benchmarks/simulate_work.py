@@ -20,7 +20,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from simulate import STOP, VOCABULARY, Machine, token
 
-from banyan.radix_cache.node import n_common
+from banyan.radix_cache.digests import n_common
 from banyan.runtime.protocol.wire import Finish, ProgramEnded, Run, Sampling
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 

@@ -1,4 +1,4 @@
-"""Digests of prefixes. This file must not import numpy, which takes a third of the CPU time of a server's imports."""
+"""Compares prefixes: by their digests, or token by token."""
 
 from __future__ import annotations
 
@@ -23,3 +23,17 @@ def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list
         state.update(ids[o : o + width])
         digests.append(state.digest())
     return digests
+
+
+def n_common(ids: bytes, start: int, key: bytes) -> int:
+    """The number of leading tokens that `key` shares with the part of `ids` from byte `start` on."""
+    at, end = 0, min(len(ids) - start, len(key))
+    while end - at > 256:
+        middle = at + (end - at) // 8 * 4
+        if ids[start + at : start + middle] == key[at:middle]:
+            at = middle
+        else:
+            end = middle
+    # Of a short rest, find the lowest differing bit of two integers: faster than more slices, and than an array.
+    differing = int.from_bytes(ids[start + at : start + end], "little") ^ int.from_bytes(key[at:end], "little")
+    return (8 * at + (differing & -differing).bit_length() - 1) // 32 if differing else end // 4

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from operator import itemgetter
 from typing import Any
 
-from banyan.radix_cache.node import n_common
+from banyan.radix_cache.digests import n_common
 
 
 class InFlight:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-import numpy as np
-
 NO_CHILDREN: dict[bytes, Node] = {}  # shared by all leaves; never written to
 NO_ORDER: list[bytes] = []
 NO_PAGES: list[int] = []
@@ -122,14 +120,3 @@ def unlink(node: Node) -> None:
     before, behind = node.prev, node.next
     before.next, behind.prev = behind, before
     node.queue.n_pages -= len(node.pages)
-
-
-def n_common(ids: bytes, start: int, key: bytes) -> int:
-    """The number of leading tokens that `key` shares with the part of `ids` starting at byte `start`."""
-    n = min(len(ids) - start, len(key))
-    if n <= 256:  # find the lowest differing bit of two integers: faster than an array for short runs
-        differing = int.from_bytes(ids[start : start + n], "little") ^ int.from_bytes(key[:n], "little")
-        return ((differing & -differing).bit_length() - 1) // 32 if differing else n // 4
-    differs = np.frombuffer(ids, np.int32, n // 4, start) != np.frombuffer(key, np.int32, n // 4)
-    i = int(differs.argmax())
-    return i if differs[i] else n // 4

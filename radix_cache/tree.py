@@ -28,7 +28,8 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Protocol
 
-from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, EvictionQueue, Node, Root, link, n_common, unlink
+from banyan.radix_cache.digests import n_common
+from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, EvictionQueue, Node, Root, link, unlink
 from banyan.radix_cache.policy import Lru
 from banyan.radix_cache.states import NodeSlots
 

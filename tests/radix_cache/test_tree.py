@@ -11,7 +11,8 @@ import pytest
 
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.check import check
-from banyan.radix_cache.node import Node, n_common
+from banyan.radix_cache.digests import n_common
+from banyan.radix_cache.node import Node
 from banyan.radix_cache.policy import POLICIES
 from cache_support import ids, n_shared, open_published
 
@@ -87,6 +88,8 @@ def test_n_common_counts_tokens_not_bytes(n: int) -> None:
     assert n_common(ids(7) + same, 4, same + ids(1)) == n
     assert n_common(same + ids(0x01020304), 0, same + ids(0x05020304)) == n, "the tokens differ in one byte only"
     assert n_common(same + ids(5, 6), 0, same + ids(4, 6)) == n
+    for at in range(0, n, 1 + n // 100):
+        assert n_common(ids(7) + same, 4, same[: 4 * at] + ids(-1) + same[4 * at + 4 :]) == at
 
 
 def test_namespaces_share_no_nodes_and_leave_no_empty_root() -> None:

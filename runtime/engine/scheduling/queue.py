@@ -27,7 +27,7 @@ from itertools import count
 from math import inf, isnan, nan
 from operator import attrgetter
 
-from banyan.radix_cache.node import n_common
+from banyan.radix_cache.digests import n_common
 from banyan.runtime.config import Schedule
 from banyan.runtime.engine.scheduling.request import Request, ServiceAccount
 

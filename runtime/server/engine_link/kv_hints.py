@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import inf
 
+from banyan.radix_cache.digests import n_common
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
 
@@ -76,7 +77,7 @@ class _Fork:
         self._common: bytes | None = None  # common prefix of the first prompts of the branches that ran, int32 ids
 
     def started(self, ids: bytes) -> None:
-        self._common = ids if self._common is None else ids[: 4 * n_common(self._common, ids)]
+        self._common = ids if self._common is None else ids[: 4 * n_common(self._common, 0, ids)]
 
     @property
     def n_shared(self) -> int:
@@ -343,17 +344,3 @@ def check_keep(op: wire.CacheHint) -> None:
     for name, value in (("pin", op.pin), ("steps", op.steps)):
         if value is not None and not 0 <= value < inf:
             raise BadProgram(f"{name} is {value}; it must be a number that is at least 0")
-
-
-def n_common(a: bytes, b: bytes) -> int:
-    """The length of the common prefix of two sequences of int32 ids, in ids. A binary search that compares slices of
-    bytes, which is faster than a loop over ids."""
-    n, rest = 0, min(len(a), len(b)) // 4
-    while rest:
-        half = (rest + 1) // 2
-        if a[4 * n : 4 * (n + half)] == b[4 * n : 4 * (n + half)]:
-            n += half
-            rest -= half
-        else:
-            rest = half - 1
-    return n

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from banyan.radix_cache.digests import n_common
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import (
@@ -24,7 +25,7 @@ from banyan.runtime.protocol.wire import (
     Release,
 )
 from banyan.runtime.server.engine_link import kv_hints
-from banyan.runtime.server.engine_link.kv_hints import KVHintSender, n_common
+from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 from banyan.runtime.server.text.prompt import pack, unpack
 
 SHORT = wire.Sampling(max_tokens=2, temperature=0.0)
@@ -150,7 +151,7 @@ def test_dropped_branches_are_evicted_up_to_the_fork(clocked: Any) -> None:
         assert (ids is not None) == (run.order[1] != 2)
         if ids is not None:
             assert len(ids) > len(run.ids), "prompt and output"
-            assert n_common(ids, clocked.engine.runs[2].ids) >= evicted[ids] >= n_known
+            assert n_common(ids, 0, clocked.engine.runs[2].ids) >= evicted[ids] >= n_known
 
 
 def test_shared_prefix_is_found_without_a_run_of_the_parent(clocked: Any) -> None:
@@ -163,7 +164,7 @@ def test_shared_prefix_is_found_without_a_run_of_the_parent(clocked: Any) -> Non
     a, b = (run.ids for run in clocked.engine.runs)
     clocked.submit(Drop(1))
     (command,) = commands(clocked, EvictFirst)
-    assert command.n_shared == n_common(a, b) > 3
+    assert command.n_shared == n_common(a, 0, b) > 3
 
 
 def test_dropped_branch_without_a_run_evicts_nothing(clocked: Any) -> None:
@@ -259,15 +260,6 @@ def test_ended_programs_are_forgotten(clocked: Any) -> None:
     keeper = clocked.requests.kv_hints
     assert [*keeper._programs, *keeper._names, *keeper._newly_resting, *keeper._overdue] == []
     assert active_holds(clocked) == []
-
-
-def test_n_common_counts_equal_leading_ids() -> None:
-    for n in (0, 1, 2, 3, 7, 64, 100):
-        for at in range(n + 1):
-            a, b = [1] * n, [1] * n
-            if at < n:
-                b[at] = 2
-            assert n_common(pack(a), pack([*b, 9])) == at
 
 
 def test_events_of_unknown_programs_are_ignored() -> None:
