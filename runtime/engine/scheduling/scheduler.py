@@ -321,7 +321,8 @@ class Scheduler:
             if self._blocked == (request, self._n_released) and running:
                 break
             is_full = len(running) + len(self.following) >= self.max_running
-            if is_full and self._preemptible(request, started) is None:
+            replaced = self._preemptible(request, started) if is_full else None
+            if is_full and replaced is None:
                 break
             run, owner = request.run, (request.run.client, *request.run.order[:1])
             ids = request.ids.tobytes()
@@ -336,12 +337,13 @@ class Scheduler:
                 continue
             if self._lacks_images(request, n_cached):
                 continue
+            n_pages, n_others = self.cache.n_available - n_taken, len(running) - is_full
+            if replaced is not None and replaced.lease is not None:  # the pages that it claimed will be available
+                n_pages += len(replaced.lease.pages) - replaced.lease.n_cached // self.cache.page
+            if n_others and not self._is_admitted(request, n_cached, n_pages, n_others):
+                break
             if is_full:
                 self._preempt_for(request, works, started)
-                # the retracted request may have locked the prefix
-                _, n_taken = self.cache.probe(ids, run.namespace, request.n_reusable)
-            if running and not self._is_admitted(request, n_cached, self.cache.n_available - n_taken):
-                break
             lease = self.cache.open(ids, run.namespace, request.n_reusable, run.priority, owner)
             if lease.n_cached < n_cached and self._lacks_images(request, lease.n_cached):
                 lease.close()
@@ -443,17 +445,17 @@ class Scheduler:
         self._retract(last)
         return True
 
-    def _is_admitted(self, request: Request, n_cached: int, n_pages: int) -> bool:
+    def _is_admitted(self, request: Request, n_cached: int, n_pages: int, n_others: int) -> bool:
         """Whether admission control, if there is any, lets a request start now. Any of three reasons suffices. First,
         the request is next because it has waited too long. Second, a larger batch saves more time than it takes to
         compute the request's uncached tokens. Third, these tokens fit into n_pages, and the texts of older programs fit
         beside them; these programs are paused and will need their texts again. n_pages: pages that no running request
-        takes and that do not hold the request's own cached prefix."""
+        takes and that do not hold the request's own cached prefix. n_others: how many requests run beside it."""
         if self.admission is None or request is self.waiting.aged:
             return True
         n_new = request.n_total - n_cached
         n_left = self.lengths.left(request.sampling.max_tokens, request.n_out)
-        if n_left * self.step_time.free_rows > n_new * (len(self.running) + 1):  # a larger batch saves more
+        if n_left * self.step_time.free_rows > n_new * (n_others + 1):  # a larger batch saves more
             return True
         return self.admission.has_room(request, n_new, n_pages * self.cache.page, self._now)
 

@@ -244,6 +244,25 @@ def test_higher_priority_preempts_lower(simulate: ModuleType, schedule: Schedule
     assert len(ends) == 13
 
 
+def test_nobody_is_preempted_for_a_request_that_is_not_admitted(simulate: ModuleType) -> None:
+    m = simulate.Machine(n_pages=36, page=16, max_running=2)
+    m.take(run(simulate, 0, [0] * 300, 4, order=(0,), priority=1))
+    m.run()  # program 0 will need its text again
+    for rid in (1, 2):
+        m.take(run(simulate, rid, [rid] * 40, 60, order=(rid,)))
+    m.step()
+    m.take(run(simulate, 3, [3] * 200, 8, order=(3,), priority=1))
+    for _ in range(5):
+        m.step()
+    assert [r.rid for r in m.scheduler.running] == [1, 2]
+    assert m.scheduler.counts["retractions"] == 0
+    m.take(ProgramEnded(0, 0))
+    m.step()
+    assert [r.rid for r in m.scheduler.running] == [3, 1]
+    m.run()
+    assert m.scheduler.is_idle
+
+
 @pytest.mark.parametrize("schedule", in_short(["dfs"], SCHEDULES))
 def test_low_priority_is_not_starved_by_higher_ones(simulate: ModuleType, schedule: Schedule) -> None:
     m = simulate.Machine(n_pages=1000, page=16, max_running=4, schedule=schedule)
