@@ -344,6 +344,7 @@ class Scheduler:
                 break
             if is_full:
                 self._preempt_for(request, works, started)
+                expected = None
             lease = self.cache.open(ids, run.namespace, request.n_reusable, run.priority, owner)
             if lease.n_cached < n_cached and self._lacks_images(request, lease.n_cached):
                 lease.close()

@@ -263,6 +263,18 @@ def test_nobody_is_preempted_for_a_request_that_is_not_admitted(simulate: Module
     assert m.scheduler.is_idle
 
 
+def test_preempted_request_is_not_expected_to_claim_pages(simulate: ModuleType) -> None:
+    m = simulate.Machine(n_pages=40, page=16, max_running=3)
+    for rid in (0, 1):
+        m.take(run(simulate, rid, [rid] * 20, 160, order=(rid,)))
+    m.step()
+    for rid in (2, 3):  # in one plan, 2 takes the free place and 3 that of 1
+        m.take(run(simulate, rid, [rid] * 20, 160, order=(rid,), priority=1))
+    m.step()
+    assert [r.rid for r in m.scheduler.running] == [2, 3, 0]
+    assert m.scheduler.counts["retractions"] == 1, "without 1, there are pages for 0"
+
+
 @pytest.mark.parametrize("schedule", in_short(["dfs"], SCHEDULES))
 def test_low_priority_is_not_starved_by_higher_ones(simulate: ModuleType, schedule: Schedule) -> None:
     m = simulate.Machine(n_pages=1000, page=16, max_running=4, schedule=schedule)
