@@ -178,8 +178,8 @@ class EngineChanges:
                 raise ConnectFailed(e.message) from e
             self._questions.reload_adapters(replica)
             self._server.make_poller()
-            if self._awaited:
-                replica.then.append(self._awaited.popleft())
+        if self._awaited:  # also if the host takes the place of a lost one, as no other may come for that
+            replica.then.append(self._awaited.popleft())
         self._server.log("info", f"an engine of {name} joined")
         assert isinstance(replica.link, RemoteLink)  # no other connection can be gone
         return replica.link

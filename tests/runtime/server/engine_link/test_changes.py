@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from banyan.runtime.fleet.scaling import LoadScaler
 from banyan.runtime.model.images import ImageSpec, image_spec
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.changes import EngineChanges
+from banyan.runtime.server.engine_link.remote import RemoteLink
+from banyan.runtime.server.engine_link.replicas import ReplicaProcess
 from banyan.runtime.server.text.image_process import ProcessStart
 from banyan.runtime.server.text.images import Images
 
@@ -98,3 +101,15 @@ def test_engine_for_prompts_is_the_last_to_be_removed_by_load(monkeypatch: pytes
     del engines[1]
     changes.scale()
     assert drained == ["1", "0"]
+
+
+def test_engine_that_was_added_may_take_the_place_of_a_lost_one() -> None:
+    """Otherwise its `add` is never answered, and counts for ever as an engine that will come."""
+    replica = ReplicaProcess("0", RemoteLink(lambda host, frames: None, config.make, 1.0))
+    answers: list[str] = []
+    with closing(replica.link):
+        changes = make([replica], ray=SimpleNamespace(add=lambda: None))
+        changes.change(wire.Ask(0, "add"), answers.append)
+        assert changes.host_joined("host") is replica.link
+        replica.settle()  # it is ready
+    assert answers == [""]
