@@ -45,7 +45,6 @@ from banyan.runtime.server.engine_link.replicas import Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy.fair_threads import FairThreads
-from banyan.runtime.server.policy.run_limits import Timer, Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, WrongToken, configured
 from banyan.runtime.server.policy.token_throttle import TokenThrottle, network
 from banyan.runtime.server.policy.work_queue import QueuedWork, WorkQueue
@@ -58,6 +57,7 @@ from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.images import Images
 from banyan.runtime.server.text.tokenizer import Files, Tokenizer
+from banyan.runtime.server.timers import Timer, Timers
 
 MAX_INLINE = 4096
 """Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""

@@ -28,7 +28,7 @@ from banyan.runtime.constraint import limits
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.decoders import decode_client, decode_command, decode_report
-from banyan.runtime.server import worker
+from banyan.runtime.server import timers, worker
 from banyan.runtime.server.engine_link import adapters, kv_hints, replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy import run_limits, work_queue
@@ -241,7 +241,7 @@ class ServerInProcess:
             patch.setattr(replicas, "EngineLink", lambda *_: _Link(self._engine))
             patch.setattr(worker, "ThreadPoolExecutor", _Threads)
             patch.setattr(worker, "ConstraintChecker", _Constraints)
-            patch.setattr(worker, "Timers", lambda: run_limits.Timers(self._clock))
+            patch.setattr(worker, "Timers", lambda: timers.Timers(self._clock))
             patch.setattr(loop_times, "CLOCK", self._count_reading)
             patch.setattr(worker, "Random", lambda: Random(0))
             patch.setattr(worker, "EngineRequests", lambda *a, **k: EngineRequests(*a, clock=self._clock, **k))

@@ -31,6 +31,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link import kv_hints as sent_hints
 from banyan.runtime.server.engine_link.link import EngineLink
 from banyan.runtime.server.policy import run_limits
+from banyan.runtime.server.timers import Timers
 
 KIB = 1 << 10
 
@@ -120,7 +121,7 @@ def test_estimates_of_a_namespace_are_its_own() -> None:
 
 def test_budgets_of_batches(kept: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_limits, "MAX_SHARED", 16)
-    limiter = run_limits.Limiter(run_limits.Timers(), end=lambda *_: None, stop=lambda *_: None)
+    limiter = run_limits.Limiter(Timers(), end=lambda *_: None, stop=lambda *_: None)
 
     def run_batch(client: bytes, batch: int) -> None:
         program: Any = FakeProgram(client, batch)

@@ -11,7 +11,7 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 
-from banyan.runtime.server.policy.run_limits import Timers
+from banyan.runtime.server.timers import Timers
 
 FREE = 4
 """The first FREE wrong tokens from an address cause no delay. The count of an address halves every HALF_LIFE

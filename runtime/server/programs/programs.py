@@ -22,13 +22,14 @@ from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
 from banyan.runtime.server.engine_link.requests import SchedulingInfo, StreamPiece, internal_error
 from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota
-from banyan.runtime.server.policy.run_limits import Limiter, Timers
+from banyan.runtime.server.policy.run_limits import Limiter
 from banyan.runtime.server.policy.tenants import salted
 from banyan.runtime.server.programs.durables import CLIENT_GONE, Durables
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
 from banyan.runtime.server.programs.overview import Overview
 from banyan.runtime.server.programs.running_program import Client, EndedGen, RunningProgram
 from banyan.runtime.server.telemetry.observer import Observer
+from banyan.runtime.server.timers import Timers
 
 BRANCHES = 64
 """How many states are made, or freed, in one step."""

@@ -18,12 +18,12 @@ from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.recovery import Death
 from banyan.runtime.server.engine_link.requests import EngineRequests
-from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.programs.generation import EngineGenerator
 from banyan.runtime.server.programs.programs import Programs
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import unpack
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
+from banyan.runtime.server.timers import Timers
 from raw_peer import Peer
 
 

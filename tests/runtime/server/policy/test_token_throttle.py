@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.token_throttle import (
     FREE,
     HALF_LIFE,
@@ -12,6 +11,7 @@ from banyan.runtime.server.policy.token_throttle import (
     TokenThrottle,
     network,
 )
+from banyan.runtime.server.timers import Timers
 
 
 class World:
