@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,31 +17,19 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from banyan.runtime.errors import BadProgram, BanyanError, EngineLost, Overloaded, ProgramError, Quarantined, from_code
+from banyan.runtime.errors import BadProgram, BanyanError, EngineLost, Overloaded, Quarantined, from_code
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.limits import MAX_PRIORITY
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 from banyan.runtime.server.engine_link.pulls import PendingPull
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
 from banyan.runtime.server.engine_link.routes import Route, Routes
 from banyan.runtime.server.policy.tenants import adapted
 from banyan.runtime.server.programs.journal import JournalEntry
+from banyan.runtime.server.programs.scheduling import SchedulingInfo
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.images import ImageFile
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import Tokenizer
-
-
-class SchedulingInfo(NamedTuple):
-    """The client of a program, and how urgent the program is. The fields client, priority, deadline and namespace are
-    those of wire.Run."""
-
-    client: int = 0
-    priority: int = 0
-    deadline: float = 0.0
-    namespace: bytes = b""
-    weights: bytes = b""
-    """The fingerprint of the weights that compute the program; b"": any."""
 
 
 class StreamPiece(NamedTuple):
@@ -78,28 +65,6 @@ class RequestOwner(Protocol):
 
     def crashed(self, error: Exception) -> None:
         """End the program with an error, because it cannot continue, or because the server itself raised `error`."""
-
-
-def internal_error(error: Exception) -> ProgramError:
-    """Make the error that a program gets if the server itself raised `error` while it worked on the program. Prints the
-    traceback of `error`."""
-    traceback.print_exception(error)
-    return ProgramError(f"the server failed on this program: {error!r}")
-
-
-def check_seconds(name: str, seconds: float) -> None:
-    """Check a time that a client sent. BadProgram: the time is negative or nan."""
-    if not seconds >= 0:
-        raise BadProgram(f"{name} is {seconds}; it must be at least 0 seconds")
-
-
-def check_priority(priority: int, deadline: float) -> None:
-    """Check the priority and the deadline (in seconds) that a client sent. Raises BadProgram if one of them is out of
-    range."""
-    if abs(priority) > MAX_PRIORITY:
-        raise BadProgram(f"priority is {priority}; it must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
-    if not 0 <= deadline < math.inf:
-        raise BadProgram(f"deadline is {deadline}; it must be at least 0 seconds")
 
 
 class EngineRequest:

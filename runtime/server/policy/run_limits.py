@@ -10,8 +10,8 @@ from functools import partial
 from banyan.runtime.errors import BanyanError, BudgetExceeded, DeadlineExceeded
 from banyan.runtime.executor.state import RunningState
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.requests import check_priority, check_seconds
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
+from banyan.runtime.server.programs.scheduling import check_priority, check_seconds
 from banyan.runtime.server.timers import Timer, Timers
 
 MAX_SHARED = 1024

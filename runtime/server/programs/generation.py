@@ -36,12 +36,11 @@ from banyan.runtime.server.engine_link.requests import (
     EngineRequest,
     EngineRequests,
     StreamPiece,
-    check_priority,
-    check_seconds,
 )
 from banyan.runtime.server.programs.call_filter import CallFilter
 from banyan.runtime.server.programs.call_reader import CallReader
 from banyan.runtime.server.programs.running_program import RunningProgram
+from banyan.runtime.server.programs.scheduling import check_priority, check_seconds
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.images import Images
 from banyan.runtime.server.text.prompt import (

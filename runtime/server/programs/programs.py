@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -13,14 +14,14 @@ import msgspec
 from msgspec.structs import replace
 
 from banyan.runtime.config import Config
-from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
+from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, ProgramError, Unsupported
 from banyan.runtime.executor.executor import ProgramObserver
 from banyan.runtime.executor.generator import GenOutcome, Prompt
 from banyan.runtime.executor.state import RunningState
 from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
-from banyan.runtime.server.engine_link.requests import SchedulingInfo, StreamPiece, internal_error
+from banyan.runtime.server.engine_link.requests import StreamPiece
 from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota
 from banyan.runtime.server.policy.run_limits import Limiter
 from banyan.runtime.server.policy.tenants import salted
@@ -28,6 +29,7 @@ from banyan.runtime.server.programs.durables import CLIENT_GONE, Durables
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
 from banyan.runtime.server.programs.overview import Overview
 from banyan.runtime.server.programs.running_program import Client, EndedGen, RunningProgram
+from banyan.runtime.server.programs.scheduling import SchedulingInfo
 from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.timers import Timers
 
@@ -350,9 +352,16 @@ class Programs(ProgramObserver):
 
     def crashed(self, program: RunningProgram, error: Exception) -> None:
         if program.is_over:
-            internal_error(error)
+            _internal_error(error)
             self.ended(program)
-        self._end(program, error if isinstance(error, BanyanError) else internal_error(error))
+        self._end(program, error if isinstance(error, BanyanError) else _internal_error(error))
+
+
+def _internal_error(error: Exception) -> ProgramError:
+    """Make the error that a program gets if the server itself raised `error` while it worked on the program. Prints the
+    traceback of `error`."""
+    traceback.print_exception(error)
+    return ProgramError(f"the server failed on this program: {error!r}")
 
 
 def _n_calls(part: wire.Part) -> int:

@@ -11,8 +11,9 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.executor.executor import Executor, Generator, ProgramObserver
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.requests import SchedulingInfo, StreamPiece
+from banyan.runtime.server.engine_link.requests import StreamPiece
 from banyan.runtime.server.programs.journal import Diary, JournalEntry
+from banyan.runtime.server.programs.scheduling import SchedulingInfo
 
 Client = bytes
 

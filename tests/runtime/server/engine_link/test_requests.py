@@ -12,7 +12,8 @@ from banyan.runtime.errors import Overloaded
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Gen, Read, Select
 from banyan.runtime.server.engine_link.recovery import MAX_DEATHS, MAX_KILLS, Death, Trials
-from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo
+from banyan.runtime.server.engine_link.requests import EngineRequests
+from banyan.runtime.server.programs.scheduling import SchedulingInfo
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 from waits import wait_until

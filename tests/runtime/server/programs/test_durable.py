@@ -24,10 +24,11 @@ from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConfigError, Overloaded, RuntimeLost, Unsupported
 from banyan.runtime.protocol import ipc, wire
-from banyan.runtime.server.engine_link.requests import EngineRequest, EngineRequests, SchedulingInfo
+from banyan.runtime.server.engine_link.requests import EngineRequest, EngineRequests
 from banyan.runtime.server.programs import journal
 from banyan.runtime.server.programs.durables import Durables
 from banyan.runtime.server.programs.journal import Diary, Grew, Journal, records
+from banyan.runtime.server.programs.scheduling import SchedulingInfo
 from banyan.runtime.server.text.prompt import pack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 from forms import in_short
