@@ -33,6 +33,8 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/messages", messages.create, shape="anthropic"),
     Endpoint("POST", "/v1/messages/count_tokens", messages.count, shape="anthropic"),
     Endpoint("POST", "/tokenize", info.tokenize),
+    Endpoint("POST", "/detokenize", info.detokenize),
+    Endpoint("GET", "/tokenizer_info", info.special_tokens),
     Endpoint("GET", "/metrics", info.metrics),
     Endpoint("GET", "/", page.index, is_open=True),
     Endpoint("GET", "/static/page.css", page.style, is_open=True),

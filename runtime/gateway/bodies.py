@@ -17,7 +17,7 @@ NO_OPS: dict[str, Any] = {
     "add_generation_prompt": True, "mcp_servers": [], "defer_loading": False, "disable_fallback": False,
     "disable_any_whitespace": False, "disable_additional_properties": False, "functions": [], "function_call": "none",
     "documents": [], "detokenize": True, "spaces_between_special_tokens": True, "include_reasoning": True,
-    "return_token_ids": False, "return_tokens_as_token_ids": False,
+    "return_token_ids": False, "return_tokens_as_token_ids": False, "return_token_strs": False,
 }  # fmt: skip
 """Fields of other servers that are not supported here -> the value with which they have no effect."""
 

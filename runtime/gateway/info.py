@@ -1,4 +1,4 @@
-"""Endpoints about the server and its model: /health, /v1/models, /tokenize, /metrics."""
+"""Endpoints about the server and its model: its health, models, tokens and metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers, chat_parts, template_kwargs, tools_of
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat_types import ChatRequest, TokenizeRequest
-from banyan.runtime.gateway.prompt import PromptWriter
+from banyan.runtime.gateway.openai.chat_types import ChatRequest, DetokenizeRequest, TokenizeRequest
+from banyan.runtime.gateway.prompt import PromptWriter, token_parts
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.server_metrics import Family
@@ -83,19 +83,54 @@ async def tokenize(request: HTTPRequest) -> Reply:
     if body.messages is None:
         if body.chat_template_kwargs is not None:
             raise HTTPError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
-        ids = await _ids(request, (wire.Raw(body.prompt or ""),), field="prompt")
+        prompt = body.prompt or ""
+        tokens = await _ids(request, (wire.Raw(prompt),), field="prompt")
+        if body.add_special_tokens is False:
+            tokens = await _without_start(request, prompt, tokens)
     else:
+        if body.add_special_tokens:
+            text = "add_special_tokens must be false for messages, as the chat template writes the special tokens"
+            raise HTTPError(400, text, param="add_special_tokens")
         chat = chat_markers(request)
         parts = PromptWriter(chat).parts(body.messages)
         if body.add_generation_prompt:
             parts = (*parts, wire.BeginTurn(ASSISTANT))
-        ids = await _ids(request, parts, template_kwargs(chat, body.chat_template_kwargs, None))
-    tokens = memoryview(ids).cast("i").tolist()
+        tokens = await _ids(request, parts, template_kwargs(chat, body.chat_template_kwargs, None))
     return json_reply({"tokens": tokens, "count": len(tokens), "max_model_len": request.client.welcome.max_context})
 
 
-async def _ids(request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "", field: str = "messages") -> bytes:
-    """Have the server tokenize a prompt, and return its token ids (int32). kwargs: variables for the chat template
+async def _without_start(request: HTTPRequest, prompt: str, ids: list[int]) -> list[int]:
+    """Return `ids`, the tokens of a prompt, without those that the tokenizer has put before it. An empty prompt has
+    these, too, or others that stand for it."""
+    start = await _ids(request, (wire.Raw(""),), field="prompt")
+    is_added = ids[: len(start)] == start and not prompt.startswith(await _text(request, start))
+    return ids[len(start) :] if is_added else ids
+
+
+async def detokenize(request: HTTPRequest) -> Reply:
+    """Answers with the text of token ids, special tokens included."""
+    body = decode(request.body, DetokenizeRequest)
+    if body.model is not None:
+        await adapter_of(request, body.model)
+    return json_reply({"prompt": await _text(request, body.tokens)})
+
+
+async def _text(request: HTTPRequest, ids: list[int]) -> str:
+    ops = (wire.Append(0, token_parts(ids)), wire.Read(0, 0))
+    async with ModelCall.start(request, ops, name="detokenize", field="tokens") as call:
+        return (await call.values())[0].samples[0].text
+
+
+async def special_tokens(request: HTTPRequest) -> Reply:
+    """Answers with the texts of the model's special tokens, by their names in the model's files."""
+    found = (await asyncio.to_thread(request.client.ask, "info"))["special_tokens"]
+    return json_reply({"bos_token": None, "eos_token": None, "pad_token": None} | found)
+
+
+async def _ids(
+    request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "", field: str = "messages"
+) -> list[int]:
+    """Have the server tokenize a prompt, and return its token ids. kwargs: variables for the chat template
     (wire.Gen.chat_template_kwargs). Only a gen can carry these variables, so with kwargs the server runs a gen of 0
     tokens, which computes the KV of the prompt. field: the field of the request that has the prompt, for errors."""
     gens = (wire.Gen(0, 1, wire.Sampling(max_tokens=0), chat_template_kwargs=kwargs),) if kwargs else ()
@@ -103,7 +138,7 @@ async def _ids(request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str =
     async with ModelCall.start(request, ops, name="tokenize", field=field) as call:
         tokens = (await call.values())[0].tokens
     assert tokens is not None  # as the Read asks for them
-    return tokens.ids
+    return memoryview(tokens.ids).cast("i").tolist()
 
 
 async def count_tokens(request: HTTPRequest, body: ChatRequest, field: str = "messages") -> int:
@@ -116,7 +151,7 @@ async def count_tokens(request: HTTPRequest, body: ChatRequest, field: str = "me
     parts, tools = chat_parts(request, body), tools_of(body)
     kwargs = template_kwargs(chat_markers(request), body.chat_template_kwargs, body.reasoning_effort)
     if tools is None and not kwargs:
-        return len(await _ids(request, parts, field=field)) // 4
+        return len(await _ids(request, parts, field=field))
     gen = wire.Gen(*(0, 0, wire.Sampling(max_tokens=0)), tools=tools, chat_template_kwargs=kwargs)
     async with ModelCall.start(request, (wire.Append(0, parts), gen), name="count", field=field) as call:
         return (await call.values())[0].usage.prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from banyan.runtime.errors import BadProgram
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import ChatTurn, ContentPart, ConvertedTurn, ImagePart, TextPart
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_IDS
 from banyan.runtime.protocol.roles import ASSISTANT, read_arguments
 
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.IGNORECASE)
@@ -99,6 +101,12 @@ def contents(content: str | list[ContentPart] | None, where: Callable[[str], str
         else:
             found.append(part.text if isinstance(part, TextPart) else part.refusal)
     return found
+
+
+def token_parts(ids: Sequence[int]) -> tuple[wire.Part, ...]:
+    """The prompt parts of token ids."""
+    slices = (ids[at : at + MAX_IDS] for at in range(0, len(ids), MAX_IDS))
+    return tuple(wire.TokenIds(array("i", some).tobytes()) for some in slices)
 
 
 def image(url: str, where: str) -> wire.Image:

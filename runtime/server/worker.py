@@ -174,6 +174,7 @@ class Server:
         is_of_model = self.config.sampling_defaults == "model"
         self.sampling = wire.Sampling(**sampling_defaults(directory) if is_of_model else {})
         files = Files.read(directory)
+        self._special_tokens = files.special_tokens
         self.tokenizer = Tokenizer(directory, files)
         undo.callback(self.tokenizer.close)
         self._template = template = ChatTemplate(files.template, files.special_tokens) if files.template else None
@@ -625,6 +626,7 @@ class Server:
         known = {
             "model": self.changes.name,
             "adapters": list(self.adapters),
+            "special_tokens": self._special_tokens,
             "protocol": wire.VERSION,
             "engine": {"page": ready.page, "max_context": ready.max_context} if ready else None,
             "limits": {name: getattr(self.config, name) for name in LIMITS if name.startswith("max_")},

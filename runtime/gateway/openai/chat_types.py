@@ -256,6 +256,14 @@ class TokenizeRequest(Body, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
+    add_special_tokens: bool | None = None
     messages: list[ChatTurn] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Body, kw_only=True):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]

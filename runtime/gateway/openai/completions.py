@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,9 +25,9 @@ from banyan.runtime.gateway.openai.choice_writer import (
     spelled,
     with_text,
 )
+from banyan.runtime.gateway.prompt import token_parts
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.limits import MAX_IDS
 
 MAX_PROMPTS = 1024
 MAX_TOKENS = 16
@@ -84,10 +83,7 @@ def _prompts(given: str | Sequence[str | TokenId | list[TokenId]]) -> Sequence[s
 
 
 def _parts(prompt: str | list[int]) -> tuple[wire.Part, ...]:
-    if isinstance(prompt, str):
-        return (wire.Raw(prompt),)
-    slices = (prompt[at : at + MAX_IDS] for at in range(0, len(prompt), MAX_IDS))
-    return tuple(wire.TokenIds(array("i", ids).tobytes()) for ids in slices)
+    return (wire.Raw(prompt),) if isinstance(prompt, str) else token_parts(prompt)
 
 
 class CompletionWriter(ChoiceWriter):

@@ -265,7 +265,7 @@ def test_global_queries_and_other_tenants_need_an_operator(
     ):
         shown, all_of_it = ann.ask("info"), ops.ask("info")
         assert shown["protocol"] == wire.VERSION
-        assert set(shown) == {"model", "adapters", "protocol", "engine", "limits"}
+        assert set(shown) == {"model", "adapters", "special_tokens", "protocol", "engine", "limits"}
         assert set(shown["engine"]) == {"page", "max_context"}
         assert set(shown["limits"]) == {"max_programs", "max_width", "max_program", "max_client", "max_message"}
         assert set(all_of_it) > set(shown)
