@@ -52,26 +52,30 @@ ContentPart = TextPart | RefusalPart | ImagePart
 
 class CalledFunction(Body):
     """The function of a tool call. parsed_arguments: has no effect. `parse` of the openai package adds it to its
-    result, and clients send it back."""
+    result, and clients send it back. provider_specific_fields: see ChatTurn."""
 
     name: str
     arguments: str
     parsed_arguments: Any = None
+    provider_specific_fields: Any = None
 
 
 class ToolCallPart(Body):
     """A tool call that the assistant made. index: has no effect. Streamed calls have it, and some clients send it
-    back."""
+    back. extra_content, provider_specific_fields: see ChatTurn."""
 
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
     index: int | None = None
+    extra_content: Any = None
+    provider_specific_fields: Any = None
 
 
 class ChatTurn(Body):
     """One message of the conversation. reasoning_content, reasoning: the reasoning of an earlier turn of the assistant,
-    which the model does not get again. parsed: has no effect; `parse` of the openai package adds it."""
+    which the model does not get again. parsed: has no effect; `parse` of the openai package adds it. Nor have the
+    fields after it: gateways and agents add them to the answers of other models, and send them back to this one."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -85,6 +89,13 @@ class ChatTurn(Body):
     reasoning_content: str | None = None
     reasoning: str | None = None
     parsed: Any = None
+    id: str | None = None
+    phase: str | None = None
+    cache_control: dict[str, Any] | None = None
+    extra_content: Any = None
+    provider_specific_fields: Any = None
+    reasoning_details: list[Any] | None = None
+    thinking_blocks: list[Any] | None = None
 
 
 class ConvertedTurn(ChatTurn, kw_only=True):
@@ -237,6 +248,7 @@ IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_retention", "prompt_cache_options"),
     *("verbosity", "prediction", "stream_options.include_obfuscation"),
     *("messages.name", "messages.content.image_url.detail", "messages.content.cache_control"),
+    "messages.cache_control",
 )
 """Fields that are accepted, but have no effect here."""
 

@@ -149,6 +149,30 @@ def test_tool_loop_with_the_parts_that_the_client_sends_back(openai_client: open
     assert found.usage.prompt_tokens_details.cached_tokens > 60
 
 
+def test_history_may_have_the_fields_of_other_models_and_of_gateways(openai_client: openai.OpenAI) -> None:
+    """LiteLLM, OpenRouter and Google's API add them, and a conversation may go on here."""
+    more: Any = {"provider_specific_fields": {"refusal": None}, "extra_content": {"google": {}}}
+    function = {"name": "calculator", "arguments": '{"expression": "23+48"}'}
+    result = {"role": "tool", "tool_call_id": "a", "content": "71"}
+    plain, extended = (
+        [
+            *SUM,
+            {"role": "assistant", "tool_calls": [{"id": "a", "function": function | inner, **outer}], **turn},
+            result,
+        ]
+        for inner, outer, turn in (
+            ({}, {}, {}),
+            (
+                {"provider_specific_fields": {}},
+                more,
+                more | {"id": "msg_1", "phase": "final_answer", "thinking_blocks": [{}], "reasoning_details": [{}]},
+            ),
+        )
+    )
+    found = [create(openai_client, messages, tools=[CALCULATOR]) for messages in (plain, extended)]
+    assert found[0].usage.prompt_tokens == found[1].usage.prompt_tokens
+
+
 def test_a_text_may_come_back_with_the_fields_of_its_message(openai_client: openai.OpenAI) -> None:
     """OpenAI's agents package for JavaScript sends it so."""
     message = create(openai_client, SUM, tools=[CALCULATOR]).choices[0].message.to_dict()
