@@ -13,7 +13,7 @@ from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol.wire import WireToolCall
 
 ASSISTANT = "assistant"
-_TOOL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TOOL = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _ID = re.compile(r"[0-9]{9}")
 _ROLE = re.compile(r"[A-Za-z0-9_ .-]{1,64}")
 
@@ -39,7 +39,7 @@ def check_calls(calls: Iterable[WireToolCall]) -> None:
         if not _ID.fullmatch(call.id):
             raise BadProgram(f"the id of a call must have nine digits, but it is {call.id[:80]!r}")
         if not _TOOL.fullmatch(call.name):
-            raise BadProgram(f"a tool's name must have 1 to 64 letters, digits and `_.-`, but it is {call.name[:80]!r}")
+            raise BadProgram(f"a tool's name must have 1 to 128 letters, digits and `_.-`, not be {call.name[:80]!r}")
 
 
 def read_arguments(call: WireToolCall) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class MessageTurn(Body):
 
 
 class MessageTool(Body):
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     input_schema: dict[str, Any]
     description: str | None = None
     cache_control: CacheControl | None = None

@@ -106,7 +106,7 @@ class ConvertedTurn(ChatTurn, kw_only=True):
 
 
 class FunctionSpec(Body):
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -57,6 +57,17 @@ def test_tool_loop(anthropic_client: anthropic.Anthropic) -> None:
     assert create(anthropic_client, SUM, tools=[CALCULATOR], tool_choice={"type": "none"}).content[0].type == "text"
 
 
+def test_names_of_tools_may_have_128_characters(anthropic_client: anthropic.Anthropic) -> None:
+    """Those of MCP servers have a prefix for each server."""
+    tool = CALCULATOR | {"name": "mcp__" + "x" * 123}
+    call = {"type": "tool_use", "id": "a", "name": tool["name"], "input": {"expression": "23+48"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "71"}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    assert create(anthropic_client, [*SUM, *turns], tools=[tool]).usage.output_tokens
+    with pytest.raises(Exception, match="128"):
+        create(anthropic_client, SUM, tools=[tool | {"name": "x" * 129}])
+
+
 def test_strict_tool_whose_parameters_cannot_be_enforced_is_refused(anthropic_client: anthropic.Anthropic) -> None:
     import anthropic
 
