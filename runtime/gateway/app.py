@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -65,10 +67,14 @@ def make(gateway: Gateway) -> Starlette:
 async def _no_route(request: Request, error: Exception) -> Response:
     """Answer a request that matches no route: with status 404 for an unknown path, 405 for a wrong method."""
     assert isinstance(error, HTTPException)
-    text = f"there is no {request.method} {request.url.path[:200]} here"
-    if request.url.path == "/v1/embeddings":
+    path = request.url.path
+    text = f"there is no {request.method} {path[:200]} here"
+    meant = re.sub(r"^(/v1)*", "/v1", path)  # that of a client whose base URL lacks /v1, or has it once too often
+    if meant == "/v1/embeddings":
         text = "embeddings are not supported"
+    elif meant != path and meant in {one.path for one in ENDPOINTS}:
+        text += f", but {meant}: the base URL of some clients ends with /v1, that of others does not"
     failed = HTTPError(error.status_code, text, code="not_found" if error.status_code == 404 else "method_not_allowed")
-    reply = error_reply(failed, "anthropic" if request.url.path.startswith("/v1/messages") else "openai")
+    reply = error_reply(failed, "anthropic" if meant.startswith("/v1/messages") else "openai")
     headers = {**(error.headers or {}), **id_headers(request_id(dict(request.scope["headers"])))}
     return Response(reply.body, reply.status, headers, reply.kind)

@@ -412,6 +412,14 @@ def test_embeddings_are_not_supported(url: str) -> None:
     assert (found, json.loads(data)["error"]["message"]) == (404, "embeddings are not supported")
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/chat/completions", "/v1/v1/messages", "/models"])
+def test_a_wrong_base_url_is_named(url: str, path: str) -> None:
+    found, data = post(url, path, {"model": "pocket"})
+    assert found == 404
+    meant = f"/v1{path.removeprefix('/v1/v1')}"
+    assert f"here, but {meant}: the base URL" in json.loads(data)["error"]["message"]
+
+
 def test_a_request_that_matches_no_route_has_an_id(url: str) -> None:
     for path, expected in (("/no/such", 404), ("/health", 405)):
         answer = exchange(url, encode(path, b"", "x-request-id: trace-1\r\nconnection: close\r\n", method="PUT"))
