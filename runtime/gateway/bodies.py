@@ -13,8 +13,8 @@ from banyan.runtime.gateway.errors import HTTPError
 T = TypeVar("T")
 
 NO_OPS: dict[str, Any] = {
-    "best_of": 1, "use_beam_search": False, "length_penalty": 1, "include_stop_str_in_output": False, "echo": False,
-    "add_generation_prompt": True, "mcp_servers": [], "defer_loading": False, "disable_fallback": False,
+    "n": 1, "best_of": 1, "use_beam_search": False, "length_penalty": 1, "include_stop_str_in_output": False,
+    "echo": False, "add_generation_prompt": True, "mcp_servers": [], "defer_loading": False, "disable_fallback": False,
     "disable_any_whitespace": False, "disable_additional_properties": False, "functions": [], "function_call": "none",
     "documents": [], "detokenize": True, "spaces_between_special_tokens": True, "include_reasoning": True,
     "return_token_ids": False, "return_tokens_as_token_ids": False, "return_token_strs": False,

@@ -185,6 +185,12 @@ def test_allowed_tools_and_fields_without_effect(openai_client: openai.OpenAI) -
     assert raw.headers["x-banyan-ignored"] == "text.verbosity, include"
 
 
+def test_one_output_may_be_asked_for(openai_client: openai.OpenAI) -> None:
+    assert create(openai_client, max_output_tokens=1, extra_body={"n": 1}).status == "incomplete"
+    with pytest.raises(openai.BadRequestError, match="`n` is not supported"):
+        create(openai_client, extra_body={"n": 2})
+
+
 def test_times_are_whole_seconds_and_only_a_completed_response_has_its_end(url: str) -> None:
     for n_most, status in ((1, "incomplete"), (40, "completed")):
         body = {"model": "pocket", "input": "Hi, who are you?", "max_output_tokens": n_most, "temperature": 0}
