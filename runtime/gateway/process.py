@@ -58,7 +58,7 @@ async def _serve(gateway: Gateway, listener: socket.socket, ready_fd: int, alive
     def end() -> None:
         loop.remove_reader(alive_fd)
         server.should_exit = True
-        gateway.sessions.end()
+        gateway.sessions.close()
 
     loop.add_reader(alive_fd, end)
     listener.listen(2048)  # connections that arrive before the loop accepts them wait

@@ -30,7 +30,7 @@ async def begin(request: HTTPRequest) -> EventReply:
     session.program = program
     session.send(data)
     session.keep_alive()
-    return EventReply(_values(request, session, program), lambda e: event(e.openai(), "error"))
+    return EventReply(_values(session, program), lambda e: event(e.openai(), "error"))
 
 
 async def go_on(request: HTTPRequest) -> Reply:
@@ -44,11 +44,11 @@ async def go_on(request: HTTPRequest) -> Reply:
     else:
         session.send(session.program.message(decode_request(request.body)))
         if session.program.is_over:  # its response waits for a message, and no more will come
-            session.end()
+            session.close()
     return json_reply({})
 
 
-async def _values(request: HTTPRequest, session: Session, program: JSONProgram) -> AsyncGenerator[bytes, None]:
+async def _values(session: Session, program: JSONProgram) -> AsyncGenerator[bytes, None]:
     """Yield the server-sent events of a program given in JSON: its id, each value or piece of text, and the end. Closes
     the session. HTTPError: the server is gone."""
     try:
@@ -60,7 +60,7 @@ async def _values(request: HTTPRequest, session: Session, program: JSONProgram) 
                 yield data
         yield event({}, "end")
     finally:
-        request.gateway.sessions.close(session)
+        session.close()
 
 
 def _events(program: JSONProgram, messages: Iterable[bytes]) -> Iterator[bytes]:
@@ -93,14 +93,14 @@ async def _begin_binary(request: HTTPRequest) -> EventReply:
     session, data = await request.gateway.sessions.open(request.client, hello.version, hello.client)
     welcome = msgspec.msgpack.decode(data, type=wire.Welcome)
     most = min(welcome.max_message, http_frames.MAX_MESSAGE)
-    frames = _frames(request, session, wire.encode(msgspec.structs.replace(welcome, max_message=most)))
+    frames = _frames(session, wire.encode(msgspec.structs.replace(welcome, max_message=most)))
     return EventReply(frames, lambda e: b"", {http_frames.SESSION: session.id}, http_frames.KIND)
 
 
-async def _frames(request: HTTPRequest, session: Session, welcome: bytes) -> AsyncGenerator[bytes, None]:
+async def _frames(session: Session, welcome: bytes) -> AsyncGenerator[bytes, None]:
     try:
         yield http_frames.pack([welcome])
         while messages := await session.messages():
             yield http_frames.pack(messages)
     finally:
-        request.gateway.sessions.close(session)
+        session.close()

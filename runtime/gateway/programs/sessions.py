@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -24,10 +24,18 @@ WELCOME_SECONDS = 10.0
 
 
 class Session:
-    """A connection to the server for one HTTP client. All its methods run on one event loop."""
+    """A connection to the server for one HTTP client. All its methods run on one event loop. is_over: whether it is
+    closed."""
 
-    def __init__(self, context: ipc.Context, path: Path, tenant: str) -> None:
-        self.id, self.tenant = secrets.token_hex(16), tenant
+    def __init__(
+        self,
+        context: ipc.Context,
+        path: Path,
+        tenant: str,
+        on_close: Callable[[Session], object] = lambda session: None,
+    ) -> None:
+        """on_close: called once, when the session is closed."""
+        self.id, self.tenant, self._on_close = secrets.token_hex(16), tenant, on_close
         self.is_over = False
         self.program: JSONProgram | None = None
         """The one program of a session in JSON."""
@@ -59,7 +67,7 @@ class Session:
 
     def send(self, data: bytes) -> None:
         """Queue a message for the server. No effect once the session is closed."""
-        if self._socket.closed:
+        if self.is_over:
             return
         with contextlib.suppress(zmq.Again):  # the server is gone, which the monitor reports
             self._socket.send(data, zmq.NOBLOCK)
@@ -84,7 +92,7 @@ class Session:
     def _take(self) -> None:
         """Read all messages that have arrived on the socket. libzmq may announce several messages only once, so it is
         not enough to read one for each call."""
-        if self._socket.closed:
+        if self.is_over:
             return
         is_gone = self._is_watched and ipc.drain(self._monitor)
         with contextlib.suppress(zmq.Again):
@@ -93,44 +101,39 @@ class Session:
                 self._n_waiting += len(data)
         if self._n_waiting > MAX_WAITING:
             self._arrived.clear()
-            self.close()  # now, because the response, which also waits for the client, may end minutes later
-            self._wake()
+            self.close()
         elif is_gone:
-            self.end()
+            self.close()
         elif self._arrived:
             self._wake()
-
-    def end(self) -> None:
-        """Mark the session as over: `messages` waits no longer. Called when no more messages will come from the
-        server."""
-        self.is_over = True
-        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Disconnect: the server ends the programs of the session. Idempotent."""
-        if self._socket.closed:
+        """Disconnect: the server ends the programs of the session. `messages` returns what has arrived, and then [].
+        Idempotent."""
+        if self.is_over:
             return
+        self.is_over = True
         for one in (self._socket, self._monitor):
             self._loop.remove_reader(one.fileno())
-        self.is_over = True
         if self._timer is not None:
             self._timer.cancel()
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(1000)
+        self._wake()
+        self._on_close(self)
 
 
 class Sessions:
-    """All sessions of the HTTP process, by their ids."""
+    """The open sessions of the HTTP process, by their ids."""
 
     def __init__(self) -> None:
         self._context: ipc.Context = zmq.Context()
         self._sessions: dict[str, Session] = {}
-        self._n_of: Counter[str] = Counter()
 
     async def open(self, client: Client, version: int, name: str) -> tuple[Session, bytes]:
         """Open a session for the client's tenant. Returns the session and the server's encoded Welcome. version: the
@@ -138,17 +141,16 @@ class Sessions:
         sessions, or the server refuses or does not answer. ConnectFailed: the server is gone."""
         address = client.address
         tenant = address.tenant
-        if self._n_of[tenant] >= MAX_SESSIONS:
+        if sum(one.tenant == tenant for one in self._sessions.values()) >= MAX_SESSIONS:
             raise HTTPError(
                 429, f"{MAX_SESSIONS} sessions of this API key are open, which is the maximum; end some of them"
             )
-        session = Session(self._context, Path(address.path), tenant)
+        session = Session(self._context, Path(address.path), tenant, lambda closed: self._sessions.pop(closed.id))
         self._sessions[session.id] = session
-        self._n_of[tenant] += 1
         try:
             return session, await session.begin(wire.Hello(version, name, address.token, address.tenant))
         except BaseException:
-            self.close(session)
+            session.close()
             raise
 
     def find(self, name: str, tenant: str) -> Session:
@@ -158,15 +160,7 @@ class Sessions:
             raise HTTPError(404, "there is no such session; a session ends with the response to its first request")
         return session
 
-    def end(self) -> None:
-        """End all sessions, and thereby the HTTP responses that stream from them. Called when the process ends."""
-        for session in self._sessions.values():
-            session.end()
-
-    def close(self, session: Session) -> None:
-        """Close a session and remove it. Idempotent."""
-        if self._sessions.pop(session.id, None) is not None:
-            self._n_of[session.tenant] -= 1
-            if not self._n_of[session.tenant]:
-                del self._n_of[session.tenant]
+    def close(self) -> None:
+        """Close all sessions, which ends the HTTP responses that stream from them. Called when the process ends."""
+        for session in list(self._sessions.values()):
             session.close()

@@ -315,12 +315,12 @@ def test_program_without_values_left_ends_without_another_message(tmp_path: Path
             session = sessions.Session(context, tmp_path / "private" / "socket", "")
             session.program = program = JSONProgram(1 << 20)
             program.message(ProgramRequest((), last=False))
-            own = SimpleNamespace(find=lambda *_: session, close=lambda session: session.close())
+            own = SimpleNamespace(find=lambda *_: session)
             request: Any = SimpleNamespace(
                 gateway=SimpleNamespace(sessions=own), path={"session": session.id}, tenant="", headers={},
                 body=b'{"ops": []}',
             )  # fmt: skip
-            response = endpoints._values(request, session, program)
+            response = endpoints._values(session, program)
             assert b"event: program" in await anext(response)
             end = asyncio.ensure_future(anext(response))
             await asyncio.sleep(0)
