@@ -327,7 +327,10 @@ def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
     with_tools = template.with_tools(_SPECS)
     try:
         if with_tools.render([question]) == template.render([question]):
-            raise ToolError("the model's chat template does not support tools; the model was not made for them")
+            raise ToolError(
+                "the model's chat template does not support tools; the model was not made for them. For output of a "
+                "given form, constrain its text: response_format, Anthropic's output_config.format, or gen(type=...)"
+            )
         one = with_tools.calling((_sample(0),))
         form = _form(one)
     except BadProgram as e:
