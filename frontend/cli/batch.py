@@ -20,6 +20,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from banyan.cli.parser import suggestion
+from banyan.execution.batch import described
 from banyan.execution.batch_file import BatchFile
 from banyan.lang.program import Program
 from banyan.runtime.errors import BatchError, ConfigError
@@ -74,7 +75,7 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
         except BatchError as e:
             records, status = e.results, 1  # type: ignore[assignment]
             for i, error in islice(e.errors.items(), N_SHOWN):
-                print(f"row {i}: {error}", file=sys.stderr)
+                print(f"row {i}: {described(error)}", file=sys.stderr)
             print(f"banyan: {e.message}", file=sys.stderr)
         except OSError as e:
             raise ConfigError(f"{e}; {_CONTINUE}") from e

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from banyan.execution.async_body import refuse_to_block
 from banyan.execution.program_run import ProgramRun, unread_error
 from banyan.execution.run_limits import GRACE, Limits
+from banyan.execution.source_line import raising_line
 from banyan.lang.state import State
 from banyan.lang.state_base import with_state
-from banyan.runtime.errors import BatchError, DeadlineExceeded, RuntimeLost
+from banyan.runtime.errors import BanyanError, BatchError, DeadlineExceeded, RuntimeLost
 from banyan.runtime.waiting import naps
 
 if TYPE_CHECKING:
@@ -262,10 +263,18 @@ class BatchRun:
         run.record.when_settled(settled)
 
 
+def described(error: BaseException) -> str:
+    """The message of an error. One that is not Banyan's has its class too, and the line of the body that raised it."""
+    if isinstance(error, BanyanError):
+        return str(error)
+    line = raising_line(error)
+    return f"{type(error).__name__}: {error}{f' [{line}]' if line else ''}"
+
+
 def check(errors: dict[int, BaseException], n: int, results: Sequence[Any], advice: str = "") -> None:
     """Raise BatchError if there are errors. errors: index of the item -> its error. n: the number of items. results:
     their states or records, in order. advice: a part of the message."""
     if errors:
         i, first = next(iter(errors.items()))
-        message = f"{len(errors)} of {n} items failed; {advice}the first is item {i}: {first}"
+        message = f"{len(errors)} of {n} items failed; {advice}the first is item {i}: {described(first)}"
         raise BatchError(message, errors=errors, results=results) from first

@@ -26,6 +26,15 @@ def source_line() -> str:
     return f"{name}:{frame.f_lineno}"
 
 
+def raising_line(error: BaseException) -> str:
+    """The first line outside this package that `error` passed, as "file.py:12": for the error of a run, a line of the
+    body. "": there is none."""
+    trace = error.__traceback__
+    while trace is not None and not (name := _user_file(trace.tb_frame.f_code.co_filename)):
+        trace = trace.tb_next
+    return "" if trace is None else f"{name}:{trace.tb_lineno}"
+
+
 def warn(text: str) -> None:
     """Issue a UserWarning at the nearest caller outside this package. Python shows it once for each line of code."""
     level, frame = 2, sys._getframe(1)

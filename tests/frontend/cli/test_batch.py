@@ -114,7 +114,7 @@ def test_failed_rows_are_named_and_have_no_results(
     write(rows, [{"text": "bad"}, {"text": "good"}])
     assert run(program, rows, out) == 1
     err = capsys.readouterr().err
-    assert "row 0: " in err
+    assert "row 0: AssertionError: " in err
     assert "1 of 2 items failed" in err
     assert f"1 of 2 rows have results in {out}" in err
     with out.open(newline="") as lines:

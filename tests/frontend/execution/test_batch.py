@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -183,6 +184,20 @@ def test_failed_items_do_not_affect_the_others() -> None:
     assert isinstance(error.errors[3].__cause__, OSError)
     assert isinstance(error.__cause__, bn.ProgramError)
     assert [state["a"] for i, state in enumerate(error.results) if i not in error.errors] == ["0", "2", "4"]
+
+
+def test_error_that_is_not_banyans_is_named_with_its_line(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        json.loads("")
+
+    with pytest.raises(bn.BatchError) as raised:
+        program.run_batch([()])
+    line = program.func.__code__.co_firstlineno + 2
+    assert (
+        f"the first is item 0: JSONDecodeError: Expecting value: line 1 column 1 (char 0) [test_batch.py:{line}]"
+        in str(raised.value)
+    )
 
 
 def test_errors_can_be_returned() -> None:

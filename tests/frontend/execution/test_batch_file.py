@@ -116,7 +116,7 @@ def test_every_failed_item_has_an_error_but_not_its_own(
     def program(s: bn.State, x: int) -> None:
         raise ValueError(f"odd {x}")
 
-    with pytest.raises(bn.BatchError, match=r"5 of 5 items failed.*: odd \d$") as e:
+    with pytest.raises(bn.BatchError, match=r"5 of 5 items failed.*: ValueError: odd \d \[test_batch_file") as e:
         program.run_batch(rows(5), checkpoint=tmp_path / "out.jsonl")
     assert set(e.value.errors) == {*range(5)}
     errors = [r.error() for r in e.value.results]
