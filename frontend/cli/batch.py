@@ -146,7 +146,7 @@ def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[
 class Items:
     """The rows of a file as arguments of the program. Each loop over them reads the file again. A file such as CSV
     holds only text, so a value is converted if its parameter is annotated as int, float, bool, or a union of these and
-    None.
+    None. "" is then None, if the union has it, or else the parameter's default, if it has one.
 
     ConfigError: a row does not fit. The constructor reads all rows once, so this error comes before any program runs.
     """
@@ -155,6 +155,7 @@ class Items:
         parameters = dict(list(inspect.signature(program.func).parameters.items())[1:])  # without the state
         kinds = {name: _evaluated(parameters[name].annotation, program) for name in columns if name in parameters}
         self._kinds = {name: kind for name, kind in kinds.items() if all(one in _CONVERTED for one in _members(kind))}
+        self._optional = {p.name for p in parameters.values() if p.default is not p.empty} | program._bound.keys()
         self._read, self._columns = read, columns
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         # parameters without a column in the first row: no later row may have one
@@ -174,6 +175,9 @@ class Items:
             for name, kind in self._kinds.items():
                 if item[name] == "" and NoneType in _members(kind):  # how CSV writes None
                     item[name] = None
+                if item[name] == "" and name in self._optional:
+                    del item[name]
+                    continue
                 try:
                     item[name] = msgspec.convert(item[name], kind, strict=False)
                 except msgspec.ValidationError as e:

@@ -107,6 +107,18 @@ def test_text_becomes_what_a_union_of_numbers_and_none_takes(tmp_path: Path) -> 
         run(program, rows, tmp_path / "other.jsonl")
 
 
+def test_empty_cell_is_the_default_of_a_number(tmp_path: Path) -> None:
+    program, rows, out = tmp_path / "program.py", tmp_path / "rows.csv", tmp_path / "out.jsonl"
+    program.write_text(
+        "import banyan as bn\n@bn.function\n"
+        "def show(s, level: int = 1, x: float | None = 0.5, word: str = 'w'):\n    return [level, x, word]"
+    )
+    rows.write_text("level,x,word\n5,2,y\n,,\n")
+    assert run(program, rows, out) == 0
+    found = sorted(map(json.loads, out.read_text().splitlines()), key=lambda row: row["index"])
+    assert [row["ret_value"] for row in found] == [[5, 2.0, "y"], [1, None, ""]]
+
+
 def test_failed_rows_are_named_and_have_no_results(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
