@@ -91,6 +91,10 @@ class Program(Typed[Args, R_co]):
     def __repr__(self) -> str:
         return f"<program {self.name}>"
 
+    def __reduce__(self) -> str:
+        """Pickles a program as its name, like a function: another process imports its module."""
+        return str(getattr(self, "__qualname__", self.name))
+
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         """Bind a program that is a method to its instance. The state is the parameter after `self`."""
         return self if instance is None else self._with(self.func.__get__(instance, owner), self._bound, self._defaults)

@@ -83,9 +83,9 @@ class StateBase:
         return f"<State of program {self._record.name}, variables: {variables}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles only the state's repr, which is unpickled as a str. A state cannot leave its process, but an error
-        that holds a state must be picklable."""
-        return str, (repr(self),)
+        """Pickles only the state's repr, as an AbsentState. A state cannot leave its process, but an error that holds a
+        state must be picklable."""
+        return AbsentState, (repr(self),)
 
     def __copy__(self) -> NoReturn:
         raise BadProgram("a state cannot be copied; s.fork(1)[0] is a branch with its text and variables")
@@ -615,6 +615,25 @@ class StateBase:
         if not self._closed:
             self._closed = "was dropped"
             self._record.add(wire.Drop(self._handle.number, tree=True))
+
+
+class AbsentState(str):
+    """The repr of a state, in a process to which the state was sent. BadProgram: it is used like the state."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __getitem__(self, name: object) -> NoReturn:
+        raise BadProgram(f"a state cannot leave its process, so {self} has no values here; send s[{name!r}] instead")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):  # other libraries look for such names
+                raise AttributeError(name)
+            raise BadProgram(f"a state cannot leave its process; send what you need of it instead of {self}")
 
 
 def with_state(error: E, state: StateBase) -> E:

@@ -195,4 +195,9 @@ def test_error_with_a_state_can_be_sent_to_another_process() -> None:
     with pytest.raises(ValueError, match="my bug") as raised:
         breaks.run(backend=bn.Mock("Rex"))
     copy = pickle.loads(pickle.dumps(raised.value))
-    assert copy.state == "<State of program breaks, variables: name>"
+    assert repr(copy.state) == str(copy.state) == "<State of program breaks, variables: name>"
+    for read in (lambda: copy.state["name"], lambda: copy.state.text()):
+        with pytest.raises(bn.BadProgram, match="a state cannot leave its process"):
+            read()
+    assert not hasattr(copy.state, "_repr_html_")
+    assert repr(pickle.loads(pickle.dumps(copy.state))) == repr(copy.state)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,11 @@ def test_run_and_call_are_equivalent(mock: bn.Mock) -> None:
 
 def test_program_keeps_name_and_docstring_of_its_function() -> None:
     assert (qa.__name__, qa.__doc__, repr(qa)) == ("qa", "Answers.", "<program qa>")
+
+
+def test_program_can_be_sent_to_another_process() -> None:
+    assert pickle.loads(pickle.dumps(qa)) is copy.copy(qa) is qa
+    assert pickle.loads(pickle.dumps(qa.run)) == qa.run
 
 
 def test_decorator_accepts_parentheses(mock: bn.Mock) -> None:
