@@ -87,6 +87,9 @@ class OutOfMemory(BanyanError, code="out_of_memory"): ...
 
 
 class RuntimeLost(BanyanError, code="runtime_lost"):
+    AT_EXIT: ClassVar = "this process is ending"
+    """The message if this process ends before its programs."""
+
     @classmethod
     def unless_in(cls, process: int, what: str) -> None:
         """Raise this error unless the current process is the one with the id `process`. Called where the current

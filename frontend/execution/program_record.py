@@ -382,7 +382,8 @@ class ProgramRecord:
             self._report_lost_stream()
             if not ends:
                 program.cancel()
-            if error is not None and not isinstance(error, Cancelled):
+            was_stopped = isinstance(error, Cancelled) or getattr(error, "message", "") == RuntimeLost.AT_EXIT
+            if error is not None and not was_stopped:
                 _logger.error("program %s failed unnoticed: %s: %s", self.name, type(error).__name__, error)
 
 

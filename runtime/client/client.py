@@ -518,7 +518,7 @@ class _ClientLoop:
 
     def _stop(self) -> None:
         for client in list(self.clients.values()):
-            self.drop(client, "this process is ending")
+            self.drop(client, RuntimeLost.AT_EXIT)
         self._is_stopping = True
 
 

@@ -333,6 +333,12 @@ def careless(s: bn.State) -> None:
     s += bn.gen("a")
 
 
+def test_end_of_the_process_is_no_failure_that_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    careless.run(backend=bn.Mock(bn.RuntimeLost(bn.RuntimeLost.AT_EXIT)))
+    gc.collect()
+    assert log_lines(caplog) == []
+
+
 def test_unread_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     careless.run(backend=bn.Mock(failing))
     (message,) = log_lines(caplog)
