@@ -27,6 +27,8 @@ def read(image: Any) -> bytes:
     """The bytes of an image file. image: its path, its bytes, or a PIL image. BadProgram: the image cannot be read."""
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
+    if isinstance(image, str) and image.startswith(("http://", "https://", "data:")):
+        raise BadProgram(f"image({image[:60]!r}): image takes no URLs; read the image, and give its bytes")
     if isinstance(image, str | os.PathLike):
         try:
             return Path(image).expanduser().read_bytes()

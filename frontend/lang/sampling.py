@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 from functools import lru_cache
+from math import inf
 from operator import attrgetter
 from typing import Annotated, Any, TypeVar
 
@@ -105,6 +106,9 @@ class GenOptions(
                 raise ValueError("max_tokens and max_new_tokens are the same; give one of them")
             msgspec.structs.force_setattr(self, "max_tokens", self.max_new_tokens)
             msgspec.structs.force_setattr(self, "max_new_tokens", None)
+        for name in ("temperature", "repetition_penalty", "deadline"):
+            if getattr(self, name) == inf:
+                raise ValueError(f"{name} is inf; it must be finite")
         if self.top_k == 0:
             raise ValueError("top_k is 0, which leaves no token to draw; -1 means all of them")
         for name in ("stop", "stop_regex"):

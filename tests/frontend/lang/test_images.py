@@ -69,6 +69,8 @@ def test_pil_image_whose_file_is_cut_off_is_refused() -> None:
         ("~no such user/x.png", "home"),
         (b"text", "not an image"),
         (5, "not int"),
+        ("https://example.org/a.png", "takes no URLs"),
+        ("data:image/png;base64,iVBORw0KGgo=", "takes no URLs"),
     ],
 )
 def test_invalid_image_is_refused(given: object, match: str) -> None:

@@ -855,7 +855,7 @@ class Keyed:
         ({"json_schema": "{"}, "not valid JSON"),
         ({"json_schema": "[1]"}, "JSON text of an object"),
         ({"json_schema": {"a": object()}}, "not valid JSON"),
-        ({"regex": ""}, "regex"),
+        ({"regex": ""}, "regex is .*not empty"),
         ({"regex": ["a"]}, "regex"),
         ({"grammar": 5}, "grammar"),
         ({"type": Opaque}, "Opaque"),
