@@ -79,7 +79,8 @@ class Program(Typed[Args, R_co]):
         self.num_api_spec_tokens, self._defaults = num_api_spec_tokens, defaults
         self.name: str = getattr(func, "__name__", type(func).__name__)
         self._bound = dict(bound or {})
-        _state, *rest = inspect.signature(func).parameters.values()
+        state, *rest = inspect.signature(func).parameters.values()
+        self._lacks_self = state.name == "self" and _is_method(func)
         self._signature = inspect.Signature(rest)
         self._parameters = frozenset(p.name for p in rest if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in rest)
@@ -416,6 +417,8 @@ class Program(Typed[Args, R_co]):
     def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """Returns all arguments of the body except the state; `bind` gave some of them. TypeError: the arguments do not
         fit the body's parameters."""
+        if self._lacks_self:
+            raise TypeError(f"{self.func.__qualname__} is a method; call it on an object: x.{self.name}(...)")
         try:
             if self._bound:
                 given = self._signature.bind_partial(*args, **kwargs).arguments
@@ -607,6 +610,12 @@ class Decorator(Protocol):
     ) -> Method[Args, R]: ...
 
 
+def _is_method(func: Callable[..., Any]) -> bool:
+    """Whether a function was defined in a class."""
+    holder = getattr(func, "__qualname__", "").rpartition(".")[0]
+    return bool(holder) and not holder.endswith("<locals>")
+
+
 @_typed_decorator
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Decorator, with or without parentheses: makes a program of a function. The first parameter is the state.
@@ -627,8 +636,7 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     parameters = list(inspect.signature(func).parameters.values())
     if not parameters or parameters[0].kind > inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise BadProgram(f"the first parameter of a program is its state, and {func.__name__} has none")
-    holder = getattr(func, "__qualname__", "").rpartition(".")[0]  # of a method, its class
-    if holder and not holder.endswith("<locals>") and any(p.name == "self" for p in parameters[1:]):
+    if _is_method(func) and any(p.name == "self" for p in parameters[1:]):
         raise BadProgram(f"in a method, self comes before the state: def {func.__name__}(self, s, ...)")
     if any(p.name == "opts" for p in parameters):
         raise BadProgram("no parameter of a program can be called 'opts': that is how `run` takes its options")

@@ -64,6 +64,9 @@ def test_methods_can_be_programs(mock: bn.Mock) -> None:
     assert Agent().ask.bind(question="b").run().text() == "long b"
     assert [s.text() for s in Agent().ask.run_batch([("q",)])] == ["long q"]
     assert Agent.plain.run().text() == "plain"
+    for call in (lambda: Agent.ask.run("q"), lambda: Agent.ask(Agent(), "q"), lambda: Agent.ask.run_batch([("q",)])):
+        with pytest.raises(TypeError, match=r"Agent\.ask is a method; call it on an object: x\.ask\(\.\.\.\)"):
+            call()
 
 
 def test_all_parameter_kinds_are_supported(mock: bn.Mock) -> None:
