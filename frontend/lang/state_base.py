@@ -366,6 +366,8 @@ class StateBase:
             )
         self._set(name, value)
 
+    __iter__ = None  # otherwise Python would read s[0], s[1], ...
+
     def __contains__(self, name: str) -> bool:
         return name in self._values
 

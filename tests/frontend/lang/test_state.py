@@ -210,6 +210,12 @@ def test_variables_can_be_set_and_read(mock: bn.Mock) -> None:
     assert state.text() == str(state) == "1<a><>"
 
 
+def test_state_is_no_sequence(mock: bn.Mock) -> None:
+    state = bn.function(lambda s: None).run()
+    with pytest.raises(TypeError, match="'State' object is not iterable"):
+        list(state)  # type: ignore[call-overload]
+
+
 def test_later_gen_replaces_the_variable(mock: bn.Mock) -> None:
     backend = bn.Mock({"x": ["one", "two", "three"]})
 
