@@ -186,12 +186,19 @@ def _unquoted(text: str) -> str:
 
 _SPACE = (" ", "\n")
 # At most two spaces at the end: after separated reasoning there are no stop strings, so this limit ends the number.
+_INT, _FLOAT, _BOOL = r"[-+]?[0-9]+[ \n]{0,2}", r"[-+]?[0-9]*\.?[0-9]+[ \n]{0,2}", "(True|False)"
 _DTYPES = {
-    "int": OutputType("int", ConstraintSpec("regex", r"[-+]?[0-9]+[ \n]{0,2}"), int, _SPACE),
-    "float": OutputType("float", ConstraintSpec("regex", r"[-+]?[0-9]*\.?[0-9]+[ \n]{0,2}"), float, _SPACE),
-    "bool": OutputType("bool", ConstraintSpec("regex", "(True|False)"), {"True": True, "False": False}.__getitem__),
+    "int": OutputType("int", ConstraintSpec("regex", _INT), int, _SPACE),
+    "float": OutputType("float", ConstraintSpec("regex", _FLOAT), float, _SPACE),
+    "bool": OutputType("bool", ConstraintSpec("regex", _BOOL), {"True": True, "False": False}.__getitem__),
     "str": OutputType("str", ConstraintSpec("regex", r'"[\w\s]*"'), _unquoted),
 }
+SCHEMAS: dict[str, dict[str, Any]] = {
+    _INT: {"type": "integer"},
+    _FLOAT: {"type": "number"},
+    _BOOL: {"type": "string", "enum": ["True", "False"]},
+}
+"""Regex of a number or a bool -> the JSON schema of the same values, for an API that takes only schemas."""
 
 
 def _from_dtype(dtype: type | str) -> OutputType:

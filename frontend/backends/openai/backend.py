@@ -175,6 +175,8 @@ class OpenAI:
     def start(self, job: Job) -> None:
         """Start to answer a gen or select. Called by programs."""
         refused = self.refuses
+        if format.plain_schema(job.op, self.kind) is not None:
+            refused -= {"regex", "choices"}
         for what in features(job):
             if what in refused:
                 format.refuse(what, self.kind)
@@ -226,7 +228,12 @@ class OpenAI:
         assert isinstance(job.op, wire.Gen)
         n, has_reasoning = request.get("n", 1), job.op.reasoning is not None
         if not request.get("stream"):
-            return responses.outcome(await self._create(request), self.kind, n, has_reasoning)
+            outcome = responses.outcome(await self._create(request), self.kind, n, has_reasoning)
+            if (schema := format.plain_schema(job.op, self.kind)) is None:
+                return outcome
+            stop = job.op.sampling.stop
+            samples = tuple(format.plain_sample(sample, schema, stop) for sample in outcome.samples)
+            return _deliver(job, outcome._replace(samples=samples))
         chunks = await self._create(request)
         reader, is_separated = responses.ResponseReader(self.kind, n, has_reasoning), False
         try:

@@ -6,13 +6,16 @@ Unsupported for a feature that a kind lacks, and says what to use instead.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from banyan.backends.job import CallTurn, Job, Output, Piece, ToolResults, changed
 from banyan.lang.images import message_part
+from banyan.lang.output_types import SCHEMAS
 from banyan.lang.schema_check import check_references
 from banyan.runtime.errors import Unsupported
 from banyan.runtime.protocol import wire
@@ -46,8 +49,8 @@ INSTEAD = {
     "raw": "plain text: the API writes control tokens itself",
     "text": "bn.user(...) or bn.system(...): a chat model reads only turns",
     "gen": "bn.assistant(bn.gen(...)): a chat model writes only turns of the assistant",
-    "regex": "a JSON schema (json_schema=, type=)",
-    "grammar": "a JSON schema (json_schema=, type=)",
+    "regex": "a JSON schema: json_schema=, or a type= that is written as JSON, such as a dataclass",
+    "grammar": "a JSON schema: json_schema=, or a type= that is written as JSON, such as a dataclass",
     "choices": "bn.select",
     "json_schema": "a chat model, or a prompt that asks for JSON",
     "whitespace": "a JSON schema without it: the server chooses",
@@ -80,6 +83,33 @@ def refuse(what: str, kind: Kind) -> NoReturn:
     raise Unsupported(f"{what}: OpenAI's {kind} API does not support it; use {instead}{extension}")
 
 
+def plain_schema(op: wire.Gen | wire.Select, kind: Kind) -> dict[str, Any] | None:
+    """The JSON schema of the values of a gen whose type is written as plain text: a number, bool, Literal or Enum. The
+    gen asks a chat API for an object with such a `value`, because the schema must be that of an object. None: the gen
+    has no such type, or the API takes no schemas."""
+    constraint = op.sampling.constraint if isinstance(op, wire.Gen) else None
+    if constraint is None or constraint.after or kind != "chat":
+        return None
+    if constraint.kind == "choices":
+        return {"type": "string", "enum": msgspec.json.decode(constraint.text)}
+    return SCHEMAS.get(constraint.text) if constraint.kind == "regex" else None
+
+
+def plain_sample(sample: wire.Sample, schema: Mapping[str, Any], stop: Sequence[str]) -> wire.Sample:
+    """The sample with the plain text of its `value`, up to the first of the stop strings. A text that is no such object
+    stays as it is: some servers ignore schemas, and the text may be the value itself."""
+    try:
+        value = json.loads(sample.text)["value"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return sample
+    if schema["type"] == "integer" and isinstance(value, float) and value.is_integer():
+        value = int(value)  # for JSON, 42.0 is an integer
+    text = str(value)
+    for end in stop:
+        text = text.partition(end)[0]
+    return replace(sample, text=text)
+
+
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:
     """Returns the arguments of the API's `create` for a gen, except the model's name. The caller must have checked that
     the API has the `features` of the job.
@@ -105,7 +135,11 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
         request |= {"logprobs": sampling.top_logprobs} if kind == "completion" else {"logprobs": True}
         if kind == "chat" and sampling.top_logprobs:
             request["top_logprobs"] = sampling.top_logprobs
-    if (constraint := sampling.constraint) is not None:
+    constraint = sampling.constraint
+    if (plain := plain_schema(job.op, kind)) is not None:
+        request.pop("stop", None)  # a space, which ends a number, would end the object
+        request["response_format"] = _schema("output", _object("value", plain))
+    elif constraint is not None:
         if constraint.after:
             refuse(constraint.kind, kind)
         check_references(constraint.text)  # the output is checked, and the API may not refuse such a schema
@@ -114,7 +148,7 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
         request["tools"] = [msgspec.json.decode(spec) for spec in job.op.tools.specs]
         if job.round >= job.op.tools.max_rounds:
             request["tool_choice"] = "none"
-    if job.op.stream:
+    if job.op.stream and plain is None:
         request |= {"stream": True, "stream_options": {"include_usage": True}}
     return request
 
@@ -125,12 +159,7 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
     op = job.op
     assert isinstance(op, wire.Select)
     if kind == "chat":
-        schema = {
-            "type": "object",
-            "properties": {"choice": {"type": "string", "enum": list(dict.fromkeys(op.choices))}},
-            "required": ["choice"],
-            "additionalProperties": False,
-        }
+        schema = _object("choice", {"type": "string", "enum": list(dict.fromkeys(op.choices))})
         request = prompt(job, kind, extensions) | {"response_format": _schema("choice", schema)}
         request |= {"temperature": op.temperature} | ({} if op.seed is None else {"seed": op.seed})
         return [request]
@@ -235,6 +264,11 @@ def options(sampling: wire.Sampling) -> dict[str, Any]:
     if "logit_bias" in found:
         found["logit_bias"] = {str(token): bias for token, bias in found["logit_bias"].items()}
     return found
+
+
+def _object(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object with one property."""
+    return {"type": "object", "properties": {name: schema}, "required": [name], "additionalProperties": False}
 
 
 def _schema(name: str, schema: Any) -> dict[str, Any]:

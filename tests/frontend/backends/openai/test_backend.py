@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
 import gc
 import json
 import re
@@ -9,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -222,6 +224,60 @@ def test_json_schema_is_sent_as_response_format(serve: Any, fake: ModuleType) ->
         "type": "json_schema",
         "json_schema": {"name": "output", "schema": schema, "strict": True},
     }
+
+
+class Color(enum.Enum):
+    RED = "red"
+    DARK_BLUE = "dark blue"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("options", "schema", "answer", "text", "value"),
+    [
+        ({"type": int}, {"type": "integer"}, '{"value": 42}', "42", 42),
+        ({"dtype": int}, {"type": "integer"}, '{\n "value": 42.0}', "42", 42),
+        ({"type": float}, {"type": "number"}, '{"value": -1.5}', "-1.5", -1.5),
+        ({"type": bool}, {"type": "string", "enum": ["True", "False"]}, '{"value": "False"}', "False", False),
+        ({"dtype": bool}, {"type": "string", "enum": ["True", "False"]}, '{"value": "True"}', "True", True),
+        ({"type": Literal["a b", 2]}, {"type": "string", "enum": ["a b", "2"]}, '{"value": "2"}', "2", 2),
+        ({"type": Color}, {"type": "string", "enum": ["red", "dark blue"]}, '{"value": "dark blue"}', "dark blue",
+         Color.DARK_BLUE),
+        ({"type": int}, {"type": "integer"}, "42", "42", 42),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_type_of_plain_text_is_sent_as_the_schema_of_an_object(
+    serve: Any, fake: ModuleType, options: Any, schema: Any, answer: str, text: str, value: Any, stream: bool
+) -> None:
+    api, backend = serve(lambda path, body: fake.chat(answer))
+
+    @bn.function
+    def ask(s: bn.State) -> None:
+        s += bn.user("?") + bn.assistant(bn.gen("x", **options))
+
+    state = ask.run(backend=backend, stream=stream)
+    if stream:
+        assert list(state.text_iter("x")) == [text]
+    assert (state["x"], state.value("x"), state.messages()[-1]["content"]) == (text, value, text)
+    sent = api.bodies[0]["response_format"]["json_schema"]["schema"]
+    assert sent == {
+        "type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False
+    }  # fmt: skip
+    assert "stop" not in api.bodies[0]
+
+
+def test_invalid_answer_for_a_type_of_plain_text_is_a_bad_output(serve: Any, fake: ModuleType) -> None:
+    answers = ['{"value": "forty"}', '{"value": null}', '{"valu', "about forty"]
+    api, backend = serve(lambda path, body: fake.chat(answers[len(api.bodies) - 1]))
+    for answer in answers:
+        with pytest.raises(bn.BadOutput, match="not a valid int"):
+            chat.bind(type=int).run(backend=backend).value("a")
+        assert api.bodies[-1]["response_format"], answer
+    with pytest.raises(bn.Unsupported, match=r"regex: .*json_schema=, or a type= that is written as JSON"):
+        chat.bind(type=datetime.date).run(backend=backend)["a"]
+    with pytest.raises(bn.Unsupported, match="regex"):
+        plain.bind(type=int).run(backend=serve(lambda path, body: fake.completion("4"), is_chat_model=False)[1])["a"]
 
 
 def test_refusal_raises_program_error(serve: Any, fake: ModuleType) -> None:
