@@ -18,6 +18,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     ChatTurn,
     NamedTool,
     SamplingFields,
+    TokenizeRequest,
     ToolSpec,
 )
 from banyan.runtime.gateway.prompt import PromptWriter, contents
@@ -59,11 +60,11 @@ def start_chat(
     return ModelCall.start(request, ops, name=name, limits=limits_of(request, body))
 
 
-def chat_parts(request: HTTPRequest, body: ChatRequest) -> tuple[wire.Part, ...]:
+def chat_parts(request: HTTPRequest, body: ChatRequest | TokenizeRequest) -> tuple[wire.Part, ...]:
     """The prompt of a chat request, up to where the output begins. HTTPError: a message is invalid."""
     goes_on = _begun(body) is not None
-    parts = PromptWriter(chat_markers(request)).parts(body.messages, leaves_open=goes_on)
-    return parts if goes_on else (*parts, wire.BeginTurn(ASSISTANT))
+    parts = PromptWriter(chat_markers(request)).parts(body.messages or [], leaves_open=goes_on)
+    return parts if goes_on or body.add_generation_prompt is False else (*parts, wire.BeginTurn(ASSISTANT))
 
 
 def chat_gen(request: HTTPRequest, body: ChatRequest, adapter: str = "") -> wire.Gen:
@@ -87,13 +88,13 @@ def chat_gen(request: HTTPRequest, body: ChatRequest, adapter: str = "") -> wire
     )
 
 
-def _begun(body: ChatRequest) -> ChatTurn | None:
+def _begun(body: ChatRequest | TokenizeRequest) -> ChatTurn | None:
     """The last message, if the output continues it, as the field `continue_final_message` asks; else None. HTTPError:
     the field is set, but the last message is not the assistant's, or has tool calls."""
     if not body.continue_final_message:
         return None
-    last = body.messages[-1]
-    if last.role != ASSISTANT or last.tool_calls:
+    last = body.messages[-1] if body.messages else None
+    if last is None or last.role != ASSISTANT or last.tool_calls:
         text = "continue_final_message needs a last message of the assistant, without calls"
         raise HTTPError(400, text, param="continue_final_message")
     return last

@@ -13,9 +13,8 @@ from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers, chat_parts, template_kwargs, tools_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import ChatRequest, DetokenizeRequest, TokenizeRequest
-from banyan.runtime.gateway.prompt import PromptWriter, token_parts
+from banyan.runtime.gateway.prompt import token_parts
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.server_metrics import Family
 
 _STARTED = int(time.time())
@@ -81,8 +80,9 @@ async def tokenize(request: HTTPRequest) -> Reply:
     if (body.prompt is None) == (body.messages is None):
         raise HTTPError(400, "give either prompt or messages", param="prompt")
     if body.messages is None:
-        if body.chat_template_kwargs is not None:
-            raise HTTPError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
+        for name in ("chat_template_kwargs", "continue_final_message"):
+            if getattr(body, name) is not None:
+                raise HTTPError(400, f"{name} needs messages", param=name)
         prompt = body.prompt or ""
         tokens = await _ids(request, (wire.Raw(prompt),), field="prompt")
         if body.add_special_tokens is False:
@@ -91,11 +91,8 @@ async def tokenize(request: HTTPRequest) -> Reply:
         if body.add_special_tokens:
             text = "add_special_tokens must be false for messages, as the chat template writes the special tokens"
             raise HTTPError(400, text, param="add_special_tokens")
-        chat = chat_markers(request)
-        parts = PromptWriter(chat).parts(body.messages)
-        if body.add_generation_prompt:
-            parts = (*parts, wire.BeginTurn(ASSISTANT))
-        tokens = await _ids(request, parts, template_kwargs(chat, body.chat_template_kwargs, None))
+        kwargs = template_kwargs(chat_markers(request), body.chat_template_kwargs, None)
+        tokens = await _ids(request, chat_parts(request, body), kwargs)
     return json_reply({"tokens": tokens, "count": len(tokens), "max_model_len": request.client.welcome.max_context})
 
 

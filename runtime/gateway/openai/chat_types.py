@@ -229,6 +229,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -242,6 +243,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     prompt_cache_options: dict[str, Any] | None = None
     verbosity: str | None = None
     prediction: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.add_generation_prompt is False and not self.continue_final_message:  # vLLM wants both
+            raise ValueError("`add_generation_prompt` must be true without continue_final_message")
 
 
 IGNORED = (
@@ -270,7 +276,8 @@ class TokenizeRequest(Body, kw_only=True):
     prompt: str | None = None
     add_special_tokens: bool | None = None
     messages: list[ChatTurn] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 from pocket_answers import ADA, ADA_STONE, ANSWER, PARAMETERS, QUESTION, SUM, Person
 
+import banyan as bn
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat import ChatWriter
@@ -373,6 +374,38 @@ def test_continue_final_message(openai_client: openai.OpenAI) -> None:
     messages = [*QUESTION, {"role": "assistant", "content": "I am the"}]
     found = create(openai_client, messages, max_tokens=2, extra_body={"continue_final_message": True})
     assert found.choices[0].message.content.startswith(" Banyan")
+
+
+def test_add_generation_prompt_may_be_false_where_the_last_message_goes_on(
+    openai_client: openai.OpenAI, url: str
+) -> None:
+    messages = [*QUESTION, {"role": "assistant", "content": "I am the"}]
+    both = {"continue_final_message": True, "add_generation_prompt": False}  # as vLLM requires
+    found = create(openai_client, messages, max_tokens=2, extra_body=both)
+    assert found.choices[0].message.content.startswith(" Banyan")
+    with pytest.raises(openai.BadRequestError, match="add_generation_prompt` must be true without continue_final"):
+        create(openai_client, messages, extra_body={"add_generation_prompt": False})
+
+    def tokens(**body: Any) -> list[int]:
+        status, reply = post(url, "/tokenize", {"messages": messages, **body})
+        assert status == 200, reply
+        return json.loads(reply)["tokens"]  # type: ignore[no-any-return]
+
+    begun, whole, closed = tokens(**both), tokens(), tokens(add_generation_prompt=False)
+    assert begun == tokens(continue_final_message=True) == closed[: len(begun)]
+    assert len(begun) < len(closed) < len(whole)
+    assert found.usage is not None
+    assert found.usage.prompt_tokens == len(begun)
+    for body in ({"prompt": "x", **both}, {"messages": QUESTION, **both}):
+        status, reply = post(url, "/tokenize", body)
+        assert (status, json.loads(reply)["error"]["param"]) == (400, "continue_final_message")
+
+    @bn.function
+    def two_gens(s: bn.State) -> None:
+        s += bn.user(QUESTION[0]["content"]) + bn.assistant("I am " + bn.gen("a", max_tokens=2) + " " + bn.gen("b"))
+
+    state = two_gens.run(backend=bn.OpenAI("pocket", base_url=f"{url}/v1", api_key="none", extensions=["prefix"]))
+    assert state.messages()[-1]["content"] == f"I am {state['a']} {state['b']}"
 
 
 def test_fields_without_effect_are_named_in_a_header(openai_client: openai.OpenAI) -> None:
