@@ -68,7 +68,8 @@ class JSONProgram:
     def __init__(self, max_message: int) -> None:
         self._max_message = max_message
         self._n_sent = 0
-        self._missing: set[int] = set()  # refs
+        self._missing: dict[int, int] = {}  # ref -> its state
+        self._called: dict[int, int] = {}  # ref of a value that waits for results -> round
         self._errors: set[str] = set()  # the messages of values that failed
         self._is_last = self._has_failed = False
         self._untold: int | None = None
@@ -91,7 +92,12 @@ class JSONProgram:
         limits = None if self._n_sent else body.limits
         if limits is not None and not limits.left:
             limits = replace(limits, left=limits.timeout)
-        refs = {op.ref for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read)}
+        answered = {op.ref: op for op in body.ops if isinstance(op, wire.Results)}
+        for ref, results in answered.items():
+            if ref not in self._called or (self._missing[ref], self._called[ref]) != (results.state, results.round):
+                text = f"nothing waits for ref {ref}, round {results.round} in state {results.state}"
+                raise HTTPError(400, f"{text}; `results` have the ref and round of a `called`", param="ops")
+        refs = {op.ref: op.state for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read)}
         if END in refs:
             raise HTTPError(400, f"the ref {END} is reserved; use smaller numbers", param="ops")
         ops, untold = body.ops, self._untold
@@ -103,7 +109,7 @@ class JSONProgram:
             elif untold is None or not isinstance(op, wire.Drop):  # a dropped state tells nothing of those before it
                 untold = op.state
         if body.last and untold is not None and not self._is_last:
-            ops, refs = (*ops, wire.Read(untold, END)), refs | {END}
+            ops, refs = (*ops, wire.Read(untold, END)), refs | {END: untold}
         data = wire.encode(wire.Submit(NUMBER, self._n_sent, ops, body.last, body.name, limits))
         if len(data) > self._max_message:
             text = f"the ops take {len(data)} bytes; at most {self._max_message} are allowed. Use several requests"
@@ -112,6 +118,8 @@ class JSONProgram:
         self._is_last = self._is_last or body.last
         self._untold = untold
         self._missing |= refs
+        for ref in answered:
+            del self._called[ref]
         return data
 
     def note(self, message: wire.ServerMessage) -> bool:
@@ -119,14 +127,17 @@ class JSONProgram:
         about the program or its own values."""
         match message:
             case wire.Value(ref=ref) | wire.Failed(ref=int(ref)):
-                self._missing.discard(ref)
+                self._missing.pop(ref, None)
+                self._called.pop(ref, None)
                 if ref == END:
                     return isinstance(message, wire.Failed) and self._is_news(message)
                 if isinstance(message, wire.Failed):
                     self._errors.add(message.message)
             case wire.Failed():
                 self._has_failed = True
-            case wire.Delta() | wire.Called():
+            case wire.Called():
+                self._called[message.ref] = message.round
+            case wire.Delta():
                 pass
             case _:
                 return False

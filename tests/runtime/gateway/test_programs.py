@@ -404,8 +404,32 @@ def test_a_failure_is_told_once(url: str, state: int) -> None:
 def test_results_tell_nothing_of_the_ops_before_them() -> None:
     program = JSONProgram(1 << 20)
     program.message(ProgramRequest((wire.Gen(0, 0), wire.Append(0, (wire.EndTurn(),))), last=False))
+    program.note(wire.Called(0, 0, 0, 0, ()))
     data = program.message(ProgramRequest((wire.Results(0, 0, 0, ("42",)),)))
     assert msgspec.msgpack.decode(data, type=wire.Submit).ops[1:] == (wire.Read(0, END),)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [wire.Results(2, 1, 0, ("42",)), wire.Results(0, 0, 0, ("42",)), wire.Results(2, 0, 1, ("42",)),
+     wire.Results(0, 9, 0, ("42",))],
+    ids=["ref", "state", "round", "all"],
+)  # fmt: skip
+def test_results_for_which_nothing_waits_are_refused(wrong: wire.Results) -> None:
+    program, right = JSONProgram(1 << 20), ProgramRequest((wire.Results(2, 0, 0, ("42",)),))
+    program.message(ProgramRequest((wire.Append(2, ("6*7?",)), wire.Gen(2, 0), wire.Gen(2, 1))))
+    with pytest.raises(HTTPError, match="nothing waits for ref 0, round 0 in state 2"):
+        program.message(right)
+    program.note(wire.Called(0, 0, 0, 0, ()))
+    with pytest.raises(HTTPError, match=f"nothing waits for ref {wrong.ref}, round {wrong.round} in state"):
+        program.message(ProgramRequest((wrong,)))
+    program.message(right)
+    with pytest.raises(HTTPError, match="nothing waits"):
+        program.message(right)
+    program.note(wire.Called(0, 0, 0, 1, ()))
+    program.note(wire.Failed(0, 0, "timeout", "late", 0))
+    with pytest.raises(HTTPError, match="nothing waits"):
+        program.message(ProgramRequest((wire.Results(2, 0, 1, ("42",)),)))
 
 
 def test_most_ops_of_a_request_leave_room_for_another() -> None:
