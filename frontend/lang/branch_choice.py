@@ -124,13 +124,21 @@ class Ranking(BranchChoice[P]):
         self.scores: dict[int, Any] = {}
 
     def winners(self, k: int) -> list[P]:
-        """The best `k` branches, the best first; fewer if fewer have a score. Scores of nan rank last. BadProgram: the
-        scores are texts of numbers, which their characters would put in another order."""
+        """The best `k` branches, the best first; fewer if fewer have a score. Scores of nan rank last. BadProgram: a
+        score is None, all are nan, they cannot be ordered, or they are texts of numbers, which their characters would
+        put in another order."""
         texts = sorted(x for x in self.scores.values() if isinstance(x, str))
         if texts and texts != _by_number(texts):
             raise BadProgram(f"the key returned texts of numbers, and {texts[-1]!r} would be the greatest; use float()")
         scored = [(i, self.scores[i]) for i in sorted(self.scores)]
-        order = sorted((i for i, x in scored if x == x), key=self.scores.__getitem__, reverse=True)
+        if (missing := next((i for i, x in scored if x is None), None)) is not None:
+            raise BadProgram(f"the key returned None for branch {missing}; it must return a score")
+        try:
+            order = sorted((i for i, x in scored if x == x), key=self.scores.__getitem__, reverse=True)
+        except TypeError as e:
+            raise BadProgram(f"the scores that the key returned have no order: {e}") from e
+        if scored and not order:
+            raise BadProgram("the key returned nan for all branches, so none of them is the best")
         order += (i for i, x in scored if x != x)
         return self._keep(order[:k], 1)
 

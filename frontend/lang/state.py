@@ -256,7 +256,8 @@ class Branches(Group[State]):
         return (self._states[i] for i in branch_choice.finishing(self._states))
 
     def best(self, key: Callable[[State], Any], on_error: OnError = "raise") -> State:
-        """The branch with the greatest `key(branch)`; among equals the first one. The others are dropped.
+        """The branch with the greatest `key(branch)`; among equals the first one. The others are dropped. A branch with
+        the score nan is the last; BadProgram: all are nan, one is None, or they cannot be ordered.
 
         on_error: with "raise", a failed branch raises a ForkError. With "collect", a failed branch cannot win, and
         ForkError is raised only if all branches fail. A branch for which the key raises BadOutput or ForkError counts

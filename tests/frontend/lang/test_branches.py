@@ -79,6 +79,26 @@ def test_best_takes_the_first_of_equal_branches(run: Any, echo: Any, branches: A
     run(body, bn.Mock(echo))
 
 
+@pytest.mark.parametrize(
+    ("scores", "match"),
+    [
+        ((3, None, 4), "the key returned None for branch 1; it must return a score"),
+        ((None, None), "the key returned None for branch 0"),
+        ((math.nan, math.nan), "the key returned nan for all branches"),
+        ((3, "x"), "the scores that the key returned have no order: '<' not supported"),
+    ],
+)
+def test_scores_of_which_none_is_the_greatest_are_refused(
+    run: Any, echo: Any, branches: Any, scores: tuple[Any, ...], match: str
+) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, *map(str, range(len(scores))))
+        with pytest.raises(bn.BadProgram, match=match):
+            forks.best(lambda branch: scores[int(branch["a"])])
+
+    run(body, bn.Mock(echo))
+
+
 def test_best_key_may_generate(run: Any, echo: Any, branches: Any) -> None:
     def judge(branch: bn.State) -> float:
         branch += bn.user("Rate it.") + bn.assistant(bn.gen("score"))
@@ -180,8 +200,6 @@ def test_best_raises_errors_of_the_key_unchanged(run: Any, echo: Any, branches: 
 def test_branch_with_a_score_of_nan_is_last(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "nan", "1", "nan", "2")
-        with pytest.raises(TypeError, match="not supported between"):
-            forks.best(lambda branch: None)
         assert forks.best(lambda branch: float(branch["a"])) is forks[3]
 
     run(body, bn.Mock(echo))
