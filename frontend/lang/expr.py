@@ -232,7 +232,7 @@ def gen(
 
     type         int, float, bool, date, Literal, Enum: written as plain text; str: any text. list, dict, TypedDict,
                  dataclass, msgspec.Struct, pydantic models: written as JSON and validated. Also the types of the
-                 outlines package
+                 outlines package. An int or a float has the stop strings " " and "\\n", where the number ends
     json_schema  text or a dict; also called schema; the object is what json.loads returns
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation or GBNF; the object is the text

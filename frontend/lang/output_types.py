@@ -62,6 +62,8 @@ class OutputType:
         if self.spec is not None and sample.finish_reason == "length":
             why = f"max_tokens cut it at {sample.n_tokens}" if sample.n_tokens else "max_tokens cut it"
             raise BadOutput(f"not a valid {self.label}, because {why}: {_shortened(sample.text)}")
+        if not sample.text and sample.matched in self.stop:  # only without the constraint, as on a Mock
+            raise BadOutput(f"not a valid {self.label}: the text begins with {sample.matched!r}, which ends a number")
         try:
             value = (self.parse if is_enforced else self.parse_free)(sample.text)
             if self.is_json:

@@ -778,6 +778,14 @@ def test_text_that_is_invalid_for_a_dtype_raises_bad_output(dtype: Any, text: st
         run(text, dtype=dtype).value("x")
 
 
+@pytest.mark.parametrize(("text", "end"), [(" 42", "' '"), ("\n42", r"'\\n'")])
+def test_number_behind_whitespace_is_refused_with_the_reason(text: str, end: str) -> None:
+    with pytest.raises(bn.BadOutput, match=f"not a valid int: the text begins with {end}, which ends a number"):
+        run(bn.Mock(text), type=int).value("x")
+    with pytest.raises(bn.BadOutput, match="not a valid int: ''"):
+        run(bn.Mock(""), type=int).value("x")
+
+
 def test_number_stops_at_whitespace_and_at_the_gens_own_stops() -> None:
     stop = ["!"]
     mock = bn.Mock("42 apples")
