@@ -84,17 +84,17 @@ def _system(body: ResponsePrompt) -> list[ChatTurn]:
 def _turns(request: HTTPRequest, body: ResponsePrompt) -> list[ChatTurn]:
     """The messages in the input of a request, with the items to which it refers. HTTPError: an item is invalid, or the
     tenant has no such item."""
-    given = body.input
-    if not isinstance(given, str) and (wanted := {one.id for one in given if one.type == "item_reference"}):
-        found = request.gateway.responses.items(request.tenant, wanted)
-        given = [msgspec.convert(found[one.id], InputItem) if one.id in found else one for one in given]
-        for k, one in enumerate(given):
-            if one.type == "item_reference":
-                text = (
-                    f"there is no item {str(one.id)[:80]!r}, or its response is not kept any more; send the item itself"
-                )
-                raise HTTPError(404, text, param=f"input[{k}].id", code="not_found")
-    return turns_of(given)
+    if isinstance(body.input, str):
+        return turns_of(body.input)
+    items = list(body.input)
+    references = {k: item.id for k, item in enumerate(items) if item.type == "item_reference"}
+    found = request.gateway.responses.items(request.tenant, set(references.values())) if references else {}
+    for k, number in references.items():
+        if number not in found:
+            text = f"there is no item {str(number)[:80]!r}, or its response is not kept any more; send the item itself"
+            raise HTTPError(404, text, param=f"input[{k}].id", code="not_found")
+        items[k] = msgspec.convert(found[number], InputItem)
+    return turns_of(items)
 
 
 async def count_input(request: HTTPRequest) -> Reply:

@@ -91,6 +91,9 @@ def test_items_of_stored_responses_are_input_by_reference(openai_client: openai.
         model="pocket", input=[*items, said, thanks], tools=[CALCULATOR]
     )
     assert counted.input_tokens == by_value.usage.input_tokens
+    changed = {**found.output[0].to_dict(), "content": "No."}  # an item that is sent stays as it is
+    one, other = (create(openai_client, [*items, said, item, thanks], max_output_tokens=1) for item in (changed, said))
+    assert one.usage.input_tokens < other.usage.input_tokens
     openai_client.responses.delete(found.id)
     with pytest.raises(openai.NotFoundError, match="send the item itself") as raised:
         create(openai_client, [*items, said, thanks], tools=[CALCULATOR])
