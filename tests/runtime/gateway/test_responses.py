@@ -101,12 +101,15 @@ def test_items_of_stored_responses_are_input_by_reference(openai_client: openai.
 
 
 def test_items_of_another_tenant_are_not_found(two_tenants: str) -> None:
-    first, other = (openai.OpenAI(base_url=f"{two_tenants}/v1", api_key=key * 20) for key in "12")
-    (item,) = create(first).output
-    ask = [{"type": "item_reference", "id": item.id}, {"role": "user", "content": "Thanks."}]
-    assert create(first, ask).output_text
-    with pytest.raises(openai.NotFoundError):
-        create(other, ask)
+    with (
+        openai.OpenAI(base_url=f"{two_tenants}/v1", api_key="1" * 20) as first,
+        openai.OpenAI(base_url=f"{two_tenants}/v1", api_key="2" * 20) as other,
+    ):
+        (item,) = create(first).output
+        ask = [{"type": "item_reference", "id": item.id}, {"role": "user", "content": "Thanks."}]
+        assert create(first, ask).output_text
+        with pytest.raises(openai.NotFoundError):
+            create(other, ask)
 
 
 def test_only_the_tools_of_a_request_are_in_its_prompt(openai_client: openai.OpenAI) -> None:
