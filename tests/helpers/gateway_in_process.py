@@ -18,7 +18,7 @@ def handled(server: launch.ServerProcess, handle: Handler, body: dict[str, Any])
     """The reply of `handle` to a request for the model of `server`."""
     with closing(client.connect(server.socket)) as found, asyncio.Runner() as runner:
         gateway = Gateway(found, Keys(), runner.get_loop())
-        data = json.dumps({"model": gateway.model, **body}).encode()
+        data = json.dumps({"model": gateway.names[0], **body}).encode()
 
         async def run() -> Reply | EventReply:
             return await handle(HTTPRequest(gateway, "", found, {}, {}, b"", data))
