@@ -276,7 +276,7 @@ def test_json_program_goes_on_and_takes_results_of_tools(url: str, is_open: bool
         (b'{"ops": [], "ot": 1}', 400, "ot"),
         ({"ops": [{"t": "gen", "state": 0, "ref": 0, "n": 2}]}, 400, "ops[0].n"),
         ({"ops": [{"t": "gen", "state": 0, "ref": 0, "sampling": {"regex": "[0-9]"}}]}, 400, "ops[0].sampling.regex"),
-        ({"ops": [{"t": "append", "state": 0, "parts": ["", {"t": "raw", "text": "", "n": 1}]}]}, 400, ".parts[1].n"),
+        ({"ops": [{"t": "append", "state": 0, "parts": ["", {"t": "raw", "text": "", "n": 2}]}]}, 400, ".parts[1].n"),
         ({"ops": [], "limits": {"timeout": 1, "budgets": [{"tokens": 1, "off": "run"}]}}, 400, "limits.budgets[0].off"),
         ({"ops": [{"t": "use", "state": 0, "template": 0}]}, 400, "template"),
         ({"ops": [{"t": "append", "state": 0, "parts": ["x" * (2 << 20)]}]}, 413, "several requests"),
