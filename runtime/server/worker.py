@@ -692,7 +692,7 @@ class Server:
     def engine_ready(self, ready: wire.Ready) -> None:
         """Welcome the clients that wait for an engine. Once all engines are ready, report the start."""
         n = len(self.replicas)
-        if n >= self.config.replicas and all(one.route.is_ready for one in self.replicas):
+        if n >= self.config.replicas and all(one.is_ready for one in self.replicas):
             self._report_start((*ready.report, *((f"{n} engines like this",) if n > 1 else ())))
         self._welcome(ready)
 

@@ -27,7 +27,8 @@ from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
 from banyan.runtime.server.engine_link.recovery import Death
 from banyan.runtime.server.engine_link.remote import RemoteLink
-from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas, Then
+from banyan.runtime.server.engine_link.replica_process import ReplicaProcess, Then
+from banyan.runtime.server.engine_link.replicas import Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy.tenants import Tenants
 from banyan.runtime.server.programs.programs import Programs
@@ -145,10 +146,10 @@ class EngineChanges:
         self._server.log("info", f"engine {replica.name} is gone")
         others = [one for one in self._replicas if one is not replica]
         for one in others:
-            like = (other for other in others if other.route.weights == one.route.weights)
-            if not (one.is_rolled or any(other.route.is_open for other in like)):
-                self._requests.routes.lost(one.route)  # nothing is placed on it until it is added again
-                one.route.is_open = True
+            like = (other for other in others if other.weights == one.weights)
+            if not (one.is_rolled or any(other.is_open for other in like)):
+                self._requests.routes.lost(one)  # nothing is placed on it until it is added again
+                one.is_open = True
                 one.settle(f"engine {replica.name} is gone, so engine {one.name} stays")
         self._replicas.remove(replica, error)
         self._questions.fail(replica.name, f"engine {replica.name} is gone")
@@ -189,19 +190,19 @@ class EngineChanges:
         match report:
             case wire.Step():
                 self._observer.step(report)
-                if report.finished and not replica.route.is_open:
+                if report.finished and not replica.is_open:
                     self._server.call_soon(self.go_on)  # not now: its link is being read
-                return self._requests.take(report, replica.route)
+                return self._requests.take(report, replica)
             case wire.EnginePong():
                 self._requests.routes.measured(report.fixed, report.row)
             case wire.OtherWork():
-                self._requests.routes.set_others(replica.route, report)
+                self._requests.routes.set_others(replica, report)
             case wire.TreeEvents() if replica.link.ready is not None:
-                return self._requests.routes.heard(replica.route, report, replica.link.ready.page)
+                return self._requests.routes.heard(replica, report, replica.link.ready.page)
             case wire.Failed(program=-1):
                 replica.error = replica.error or from_code(report.code, report.message)
             case wire.Failed():
-                self._requests.refused(report, replica.route)
+                self._requests.refused(report, replica)
             case wire.Answer():
                 self._questions.receive(report, replica.name)
             case wire.WantImages(images=digests) if isinstance(self._images, Images):
@@ -217,7 +218,7 @@ class EngineChanges:
                 self._requests.routes.pulls.exported(report)
             case wire.Pulled():
                 self._requests.routes.pulls.pulled(report)
-                if not all(one.route.is_open for one in self._replicas):
+                if not all(one.is_open for one in self._replicas):
                     self._server.call_soon(self.go_on)
         return ()
 
@@ -233,11 +234,11 @@ class EngineChanges:
             replica.link.send(pixels)
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
-        others = [one for one in self._replicas if one is not replica and one.route.is_ready]
+        others = [one for one in self._replicas if one is not replica and one.is_ready]
         roll = self.roll
         is_starting = roll is not None and replica is roll.starting
         is_rolled = roll is not None and roll.is_first(replica)
-        before = b"" if is_starting else replica.route.weights
+        before = b"" if is_starting else replica.weights
         is_needed = others or (isinstance(replica.link, RemoteLink) and len(self.programs))
         if is_needed and (why := self._differs(ready, before, is_rolled)):
             why = f"engine {replica.name} {why}"
@@ -250,13 +251,13 @@ class EngineChanges:
             else:
                 self._server.call_soon(partial(self.remove, replica, why))
             return
-        replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
+        replica.n_failed_starts, replica.kv = 0, ready.kv
         self._started(replica)
-        if replica.route.is_prefill and ready.kv is None:
-            replica.route.is_prefill = False  # what it computes could not be pulled
+        if replica.is_prefill and ready.kv is None:
+            replica.is_prefill = False  # what it computes could not be pulled
             self._server.log("quiet", f"engine {replica.name} takes programs, as the KV of this model cannot be moved")
-        replica.route.weights = ready.weights
-        replica.route.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
+        replica.weights = ready.weights
+        replica.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
         if is_rolled or not others:
             self.use_weights(ready)
         if not others:
@@ -298,8 +299,7 @@ class EngineChanges:
             return
         self._server.log("quiet", why)
         replica.link.refuse()
-        replica.route.is_ready = False
-        self._requests.replay(replica.route, Death(why, is_blameless=True, was_ready=False))
+        self._requests.replay(replica, Death(why, is_blameless=True, was_ready=False))
         self._server.call_soon(partial(self.remove, replica, why))  # not now: its link is being read
 
     def start_again(self, replica: ReplicaProcess) -> None:
@@ -327,7 +327,6 @@ class EngineChanges:
         death, was_ready = link.death(), link.ready is not None
         self.n_deaths += 1
         replica.n_failed_starts += not (was_ready or death.is_blameless)
-        replica.route.is_ready = False
         error, replica.error = replica.error, None
         why = "" if error is None else f": {error.message}"
         whose = f" of {link.host}" if link.host else ""
@@ -341,13 +340,14 @@ class EngineChanges:
             roll.fail(lost.message)
             return
         if isinstance(link, RemoteLink):
-            others = [one for one in self._replicas if one is not replica and one.route.is_open]
-            has_others = any(one.route.weights == replica.route.weights for one in others)
+            others = [one for one in self._replicas if one is not replica and one.is_open]
+            has_others = any(one.weights == replica.weights for one in others)
             if is_rolled:  # no other engine has the new weights, and none gets them while the roll waits for this one
-                has_others = any(one.route.is_ready for one in others)
+                has_others = any(one.is_ready for one in others)
             if (link.is_gone or is_hopeless) and has_others:
                 self._server.log("quiet", lost.message)
-                self._requests.replay(replica.route, death)
+                link.refuse()  # its requests are not placed on it again
+                self._requests.replay(replica, death)
                 self.remove(replica, lost.message)
                 return
             if is_hopeless:
@@ -366,7 +366,7 @@ class EngineChanges:
         self._server.log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")
         self.start_again(replica)
         self._questions.reload_adapters(replica)
-        self._requests.replay(replica.route, death)
+        self._requests.replay(replica, death)
         self.go_on()
 
     # ---- other weights ---------------------------------------------------------------------------------------------
@@ -455,8 +455,8 @@ class EngineChanges:
             return
         counts = self._observer.goodput.counts
         n_done = counts["requests"] + counts["programs"]
-        takers = [one for one in self._replicas if one.route.is_open and one.route.is_ready]
-        n_coming = sum(one.route.is_open and not one.route.is_ready for one in self._replicas) + len(self._awaited)
+        takers = [one for one in self._replicas if one.is_open and one.is_ready]
+        n_coming = sum(one.is_open and not one.is_ready for one in self._replicas) + len(self._awaited)
         n_good = counts["good_requests"] + counts["good_programs"]
         queued = self._requests.routes.fleet.queued_seconds
         load = FleetLoad(len(takers), n_coming, queued, n_done, n_done - n_good)
@@ -474,7 +474,7 @@ class EngineChanges:
                 self.change(wire.Ask(0, "add"), then)
             else:
                 # An engine that takes prompts only comes last: it has no requests of its own, however useful it is.
-                least = min(takers, key=lambda one: (one.route.is_prefill, one.route.n_running))
+                least = min(takers, key=lambda one: (one.is_prefill, one.n_running))
                 self._server.log("info", f"engine {least.name} is not needed; draining it")
                 self._replicas.drain(least.name, then)
                 self._end_drained()
@@ -512,23 +512,23 @@ class WeightsRoll:
         self._emptying: ReplicaProcess | None = None
         self._extra: ReplicaProcess | None = None
         self.starting: ReplicaProcess | None = None
-        if not all(one.route.is_open and one.route.is_ready for one in replicas):
+        if not all(one.is_open and one.is_ready for one in replicas):
             raise ConfigError(
                 "an engine starts, waits for its machine or is drained; change the weights when all are ready"
             )
         # engines may differ in their weights, if an earlier change stopped half-way
         self._newest = newest = requests.routes.weights
-        self._left = sorted(replicas, key=lambda one: one.route.weights == newest)
+        self._left = sorted(replicas, key=lambda one: one.weights == newest)
         self._old = b""  # the weights of the engine that is being replaced
         if len(replicas) == 1:
             self._extra = self.starting = changes.add_for_roll()
-            self._extra.route.weights = LOADING
+            self._extra.weights = LOADING
         self.go_on()
 
     def is_first(self, replica: ReplicaProcess) -> bool:
         """Whether an engine, which may have joined during the change, is the first that has loaded the new weights."""
         is_known = self._requests.routes.weights != self._newest
-        has_joined = replica.link.model == self.model and not replica.route.weights
+        has_joined = replica.link.model == self.model and not replica.weights
         return not is_known and (replica is self.starting or has_joined)
 
     def go_on(self) -> None:
@@ -540,11 +540,11 @@ class WeightsRoll:
         self.starting = self.starting if self.starting in there else None
         new = self._requests.routes.weights  # those of `starting`, if it is ready
         if self.starting is not None:
-            if not self.starting.route.is_ready:
+            if not self.starting.is_ready:
                 return
-            self._left = [one for one in self._left if one.route.weights != new]
+            self._left = [one for one in self._left if one.weights != new]
             self.starting = None
-        if self._extra is not None and not any(one.route.weights == new for one in there):
+        if self._extra is not None and not any(one.weights == new for one in there):
             self._give_up(there[0])
             return
         if (one := self._emptying) is None:
@@ -552,21 +552,19 @@ class WeightsRoll:
                 self._changes.end_roll(self)
                 return
             one = self._emptying = self._left.pop(0)
-            one.is_rolled, self._old = True, one.route.weights
-            if any(
-                other.route.weights == self._old and other.route.is_open for other in self._replicas if other is not one
-            ):
-                self._requests.vacate(one.route)
-        is_last = one.route.is_open
-        if not one.route.is_empty or (is_last and self._changes.programs.n_on(self._old)):
+            one.is_rolled, self._old = True, one.weights
+            if any(other.weights == self._old and other.is_open for other in self._replicas if other is not one):
+                self._requests.vacate(one)
+        is_last = one.is_open
+        if not one.is_empty or (is_last and self._changes.programs.n_on(self._old)):
             return
         self._emptying, one.is_rolled = None, False
         if self._extra is not None:
             self._changes.remove(one)
             self.go_on()
             return
-        self._requests.routes.lost(one.route)
-        one.route.is_open, one.route.is_ready, one.route.weights = True, False, LOADING
+        self._requests.routes.lost(one)
+        one.is_open, one.weights = True, LOADING
         self.starting = one
         self._changes.restart(one, self.model)
 
@@ -588,6 +586,6 @@ class WeightsRoll:
             self._changes.remove(one)
         else:
             one.n_failed_starts = 0
-            one.route.weights = self._old
+            one.weights = self._old
             self._changes.restart(one, self.before)
         self._changes.end_roll(self, why)

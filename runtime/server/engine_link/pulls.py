@@ -10,26 +10,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Protocol
 
 from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link.replica_process import ReplicaProcess
 
 AT_ONCE = 4
 """The most pulls that run from one engine at the same time; further ones are queued."""
 LEAST = 5.0
 """The shortest time limit of a pull, in seconds, because on a busy machine even a small pull may take long. (If an
 engine dies, its pulls end immediately.)"""
-
-
-class PullEnd(Protocol):
-    """The attributes of a Route that `Pulls` needs."""
-
-    n_pulls: int
-    kv: wire.KVFormat | None
-
-    @property
-    def send(self) -> Callable[[wire.EngineCommand], None]: ...
 
 
 class PendingPull:
@@ -44,8 +34,8 @@ class PendingPull:
     """
 
     def __init__(
-        self, number: int, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, seconds: float,
-        compute: bool, until: float,
+        self, number: int, run: wire.Run, source: ReplicaProcess, target: ReplicaProcess, first: int, end: int,
+        seconds: float, compute: bool, until: float,
     ) -> None:  # fmt: skip
         self.number, self.run, self.source, self.target = number, run, source, target
         self.first, self.end, self.compute, self.seconds, self.until = first, end, compute, seconds, until
@@ -75,11 +65,11 @@ class Pulls:
         self._clock, self._call_in, self._learned = clock, call_in, learned
         self._pending: dict[int, PendingPull] = {}
         self._queue: deque[PendingPull] = deque()
-        self._running: Counter[PullEnd] = Counter()  # by source
+        self._running: Counter[ReplicaProcess] = Counter()  # by source
         self._n_begun = self._n_done = self._n_failed = self._n_tokens = 0
 
     def start(
-        self, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, seconds: float,
+        self, run: wire.Run, source: ReplicaProcess, target: ReplicaProcess, first: int, end: int, seconds: float,
         compute: bool = False,
     ) -> PendingPull | None:  # fmt: skip
         """Begin a pull, or queue it until it may begin. Returns None if pages cannot be moved between these engines.
@@ -117,7 +107,7 @@ class Pulls:
             for other in self._pending.values()
         )
 
-    def serving(self, run: wire.Run, target: PullEnd) -> PendingPull | None:
+    def serving(self, run: wire.Run, target: ReplicaProcess) -> PendingPull | None:
         """Returns the newest pull that brings a part of a request's prompt to the engine `target`, or None. Older pulls
         of the same prefix end before it does, so a request needs to wait for this one only."""
         found = (pull for pull in reversed(self._pending.values()) if pull.target is target and pull.serves(run))
@@ -185,10 +175,10 @@ class Pulls:
             call()
         self._send_next()
 
-    def lost(self, route: PullEnd) -> None:
+    def lost(self, replica: ReplicaProcess) -> None:
         """End all pulls from and to an engine that has died or left. Requests that wait for a pull to it get no
         callback: the caller places them again."""
         for pull in list(self._pending.values()):
-            if route in (pull.source, pull.target):
+            if replica in (pull.source, pull.target):
                 self._n_failed += 1
-                self._end(pull, is_heard=pull.target is not route)
+                self._end(pull, is_heard=pull.target is not replica)

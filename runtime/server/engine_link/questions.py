@@ -12,7 +12,7 @@ import msgspec
 from banyan.runtime.errors import BanyanError, ConfigError, EngineLost
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.adapters import AdapterNames
-from banyan.runtime.server.engine_link.replicas import ReplicaProcess
+from banyan.runtime.server.engine_link.replica_process import ReplicaProcess
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
@@ -118,7 +118,7 @@ class Questions:
                 digest = b""
             to_engine = msgspec.structs.replace(ask, name=digest.hex())
         else:
-            engines = [engine for engine in engines if engine.link.ready is not None] or engines
+            engines = [engine for engine in engines if engine.is_ready] or engines
         if ask.what == "events" and len(engines) > 1:
             engines = [engine for engine in engines if engine.name == ask.name]
         if not engines:
@@ -251,8 +251,8 @@ class Questions:
         asks = [question for question in self._open.values() if question.ask.what == "load_adapter"]
         loading = {engine for question in asks if question.ask.name == adapter for engine in question.waiting}
         odd = next(one for one in self._engines if one.name == name)
-        others = (one for one in self._engines if one is not odd and one.link.ready is not None and one.route.is_open)
-        is_there = any(one.route.weights == odd.route.weights and one.name not in loading for one in others)
+        others = (one for one in self._engines if one is not odd and one.is_ready and one.is_open)
+        is_there = any(one.weights == odd.weights and one.name not in loading for one in others)
         return odd if odd.link.host and is_there else None
 
     def _send_tree(self, client: Client, ask: wire.Ask, body: bytes | Exception) -> None:

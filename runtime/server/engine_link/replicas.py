@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,15 +11,12 @@ import msgspec
 import zmq
 
 from banyan.runtime.config import Config, tcp
-from banyan.runtime.errors import BanyanError, ConfigError
+from banyan.runtime.errors import ConfigError
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.link import EngineConnection, EngineLink, later_config
 from banyan.runtime.server.engine_link.remote import EngineHosts, RemoteLink
+from banyan.runtime.server.engine_link.replica_process import ReplicaProcess, Then
 from banyan.runtime.server.engine_link.requests import EngineRequests
-from banyan.runtime.server.engine_link.routes import Route
-
-Then = Callable[[str], None]
-"""Called once: with "" on success, else with an error message."""
 
 MAX_REPLICAS = 256
 """The most engines of a server."""
@@ -28,36 +24,6 @@ MAX_REPLICAS = 256
 ANY_HOST = ("0.0.0.0", "::")
 """If `engines_at` has one of these hosts, engines on this machine do not know the address at which others reach them,
 so the others pull no KV from them."""
-
-
-class ReplicaProcess:
-    """One engine, and the engines that replace it when it dies. name: a number that is unique in the server."""
-
-    route: Route
-
-    def __init__(self, name: str, link: EngineConnection) -> None:
-        self.name, self.link = name, link
-        self.began = time.monotonic()
-        self.n_failed_starts = 0
-        """How many engines in a row died before they were ready."""
-        self.error: BanyanError | None = None
-        """The error with which the engine could not start."""
-        self.is_rolled = False
-        """Whether the engine is drained because it gets other weights, and not because it will end."""
-        self.then: list[Then] = []
-        """Called when an engine that was added is ready, or a drained engine is gone."""
-
-    @property
-    def state(self) -> str:
-        if self.link.is_gone:
-            return "waiting"
-        return "draining" if not self.route.is_open else "ready" if self.route.is_ready else "starting"
-
-    def settle(self, error: str = "") -> None:
-        """Call the callbacks in `then`, and forget them. error: their argument; "": success."""
-        waiting, self.then = self.then, []
-        for then in waiting:
-            then(error)
 
 
 class Replicas:
@@ -151,13 +117,12 @@ class Replicas:
 
     def _connect(self, replica: ReplicaProcess) -> None:
         replica.link.set_vocabulary(self._vocabulary)
-        replica.route = self._requests.add_engine(replica.link.send, replica.name)
-        replica.route.is_ready = replica.link.ready is not None
+        self._requests.add_engine(replica)
 
     def add(self, then: Then) -> ReplicaProcess:
         """Start one more engine. then: called with "" when it is ready, else with an error. ConfigError: there are
         MAX_REPLICAS engines already, or one is being added."""
-        if (new := next((one for one in self._replicas if one.then and one.route.is_open), None)) is not None:
+        if (new := next((one for one in self._replicas if one.then and one.is_open), None)) is not None:
             raise ConfigError(f"engine {new.name} is being added; add another when it is ready")
         replica = self._join(lambda name: self._start(name, is_first=False))
         replica.then.append(then)
@@ -182,17 +147,17 @@ class Replicas:
         replica = next((replica for replica in self._replicas if replica.name == name), None)
         if replica is None:
             raise ConfigError(f"unknown engine {name!r}; choose one of {', '.join(one.name for one in self._replicas)}")
-        others = (one for one in self._replicas if one is not replica and one.route.weights == replica.route.weights)
-        if not any(other.route.is_open and other.route.is_ready for other in others):
+        others = (one for one in self._replicas if one is not replica and one.weights == replica.weights)
+        if not any(other.is_open and other.is_ready for other in others):
             raise ConfigError(f"engine {name} is the only one that is ready; add another first")
         replica.then.append(then)
-        self._requests.vacate(replica.route)
+        self._requests.vacate(replica)
         return replica
 
     @property
     def drained(self) -> list[ReplicaProcess]:
         """The drained engines that have nothing left to do."""
-        empty = (one for one in self._replicas if not one.route.is_open and one.route.is_empty)
+        empty = (one for one in self._replicas if not one.is_open and one.is_empty)
         return [one for one in empty if not one.is_rolled]
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
@@ -202,7 +167,7 @@ class Replicas:
         self._n_starts_before += replica.link.n_starts
         replica.link.dismiss(error)
         replica.link.refuse()
-        self._requests.remove_engine(replica.route)
+        self._requests.remove_engine(replica)
         self._end(replica, lambda: self._call_soon(partial(replica.settle, error)))
 
     def _end(self, replica: ReplicaProcess, then: Callable[[], None]) -> None:

@@ -22,7 +22,8 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 from banyan.runtime.server.engine_link.pulls import PendingPull
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
-from banyan.runtime.server.engine_link.routes import Route, Routes
+from banyan.runtime.server.engine_link.replica_process import ReplicaProcess
+from banyan.runtime.server.engine_link.routes import Routes
 from banyan.runtime.server.policy.tenants import adapted
 from banyan.runtime.server.programs.journal import JournalEntry
 from banyan.runtime.server.programs.scheduling import SchedulingInfo
@@ -73,7 +74,7 @@ class EngineRequest:
     ids                  output token ids so far, int32
     finish               how the request ended; None while it runs
     error                why it failed: the engine refused it, or the server could not process its text
-    route                the route to the engine that computes it
+    replica              the engine that computes it
     sent, first, ended   as in wire.Times
     """
 
@@ -83,10 +84,10 @@ class EngineRequest:
         owner: RequestOwner,
         text: Detokenizer,
         done: Callable[[EngineRequest], None],
-        route: Route,
+        replica: ReplicaProcess,
         sent: float,
     ) -> None:
-        self.run, self.owner, self.text, self.done, self.route = run, owner, text, done, route
+        self.run, self.owner, self.text, self.done, self.replica = run, owner, text, done, replica
         self.sent, self.first, self.ended = sent, 0.0, 0.0
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
@@ -160,12 +161,11 @@ class EngineRequests:
         """Calls that stop requests which nobody needs any more, and then calls that end their programs."""
         self._n_started = 0
 
-    def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
-        """Add an engine. send: sends a command to it."""
-        trials = Trials(self._run, lambda request: request.rid in self._living, self._is_late, self._call_later)
-        is_prefill = name.isdigit() and int(name) < self._n_prefill
-        self.routes.all.append(route := Route(name, send, trials, is_prefill))
-        return route
+    def add_engine(self, replica: ReplicaProcess) -> None:
+        """Add an engine, to which requests are sent."""
+        replica.trials = Trials(self._run, lambda request: request.rid in self._living, self._is_late, self._call_later)
+        replica.is_prefill = replica.name.isdigit() and int(replica.name) < self._n_prefill
+        self.routes.all.append(replica)
 
     def __len__(self) -> int:
         return len(self._living)
@@ -256,18 +256,18 @@ class EngineRequests:
     def _submit(self, request: EngineRequest) -> None:
         """Run a request now or, if a pull brings its prefix, after that pull."""
         if not self._waits(request):
-            request.route.trials.submit(request)
+            request.replica.trials.submit(request)
 
     def _waits(self, request: EngineRequest) -> bool:
         """Whether a pull brings a part of the request's prompt. If so, the request runs when the pull is over."""
-        request.pull = pull = self.routes.pulls.serving(request.run, request.route)
+        request.pull = pull = self.routes.pulls.serving(request.run, request.replica)
         if pull is not None:
             pull.waiting[request.rid] = partial(self._end_wait, request)
         return pull is not None
 
     def _end_wait(self, request: EngineRequest) -> None:
         request.pull = None
-        request.route.trials.submit(request)
+        request.replica.trials.submit(request)
 
     def _guarded(self, handle: Callable[..., None], request: EngineRequest, *arguments: Any) -> None:
         """Call handle(request, *arguments). An exception ends only the program of `request`, not the server's loop.
@@ -302,7 +302,7 @@ class EngineRequests:
     def _add_living(self, request: EngineRequest) -> None:
         self._living[request.rid] = request
         self._prompt_bytes[request.run.client] += len(request.run.ids)
-        request.route.n_running += 1
+        request.replica.n_running += 1
 
     def _forget(self, rid: int) -> EngineRequest | None:
         """Remove the request `rid`, and return it; None: there is no such request."""
@@ -311,7 +311,7 @@ class EngineRequests:
             self._prompt_bytes[client] -= len(request.run.ids)
             if not self._prompt_bytes[client]:
                 del self._prompt_bytes[client]
-            request.route.n_running -= 1
+            request.replica.n_running -= 1
             if request.pull is not None:
                 self.routes.pulls.leave(request.pull, rid)
                 request.pull = None
@@ -328,7 +328,7 @@ class EngineRequests:
 
     def _stop(self, request: EngineRequest, was_living: bool) -> None:
         if was_living:
-            request.route.send(wire.Abort(rid=request.rid))
+            request.replica.send(wire.Abort(rid=request.rid))
             self.kv_hints.ended(request.run, request.ids)
 
     def _drop(self) -> None:
@@ -339,22 +339,22 @@ class EngineRequests:
                 return
         self._go_on()
 
-    def take(self, step: wire.Step, route: Route) -> Iterator[None]:
+    def take(self, step: wire.Step, replica: ReplicaProcess) -> Iterator[None]:
         """Handle the report of one engine step. A generator; each of its steps handles one request. Entries about
         requests of other engines are ignored."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
         for rid, n in zip(memoryview(step.rids).cast("q"), counts, strict=True):
-            if (request := self._living.get(rid)) and request.route is route:
+            if (request := self._living.get(rid)) and request.replica is replica:
                 request.n_cached = step.cached.get(rid, request.n_cached)
                 self._guarded(self._grow, request, ids[at : at + n], step.logprobs.get(rid, ()))
                 yield
             at += n
         for finish in step.finished:
-            if (request := self._living.get(finish.rid)) and request.route is route:
+            if (request := self._living.get(finish.rid)) and request.replica is replica:
                 is_cut = finish.reason == "length" and len(request.ids) // 4 < request.run.sampling.max_tokens
-                if not (is_cut and request.text.matched is None and request.route.trials.has_passed(request)):
+                if not (is_cut and request.text.matched is None and request.replica.trials.has_passed(request)):
                     self._forget(finish.rid)
                     self._guarded(self._end, request, finish)
                     yield
@@ -362,12 +362,12 @@ class EngineRequests:
         yield from self.kv_hints.settle()
 
     def _go_on(self) -> None:
-        for route in self.routes.all:
-            route.trials.go_on()
+        for replica in self.routes.all:
+            replica.trials.go_on()
 
-    def refused(self, failed: wire.Failed, route: Route) -> None:
+    def refused(self, failed: wire.Failed, replica: ReplicaProcess) -> None:
         """Fail a request that an engine has refused, unless another engine has the request now."""
-        if (request := self._living.get(failed.program)) and request.route is route:
+        if (request := self._living.get(failed.program)) and request.replica is replica:
             self.fail(failed.program, from_code(failed.code, failed.message))
 
     def fail(self, rid: int, error: BanyanError) -> None:
@@ -376,19 +376,19 @@ class EngineRequests:
             self.kv_hints.ended(request.run, request.ids)
             request.error = error
             self._guarded(request.done, request)
-            request.route.trials.go_on()
+            request.replica.trials.go_on()
 
-    def replay(self, route: Route, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
+    def replay(self, replica: ReplicaProcess, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
         """Send all requests of a dead engine again, with their output so far.
 
         Requests that may have caused the crash go to the engine that replaces the dead one. The others go to engines
         that are ready, if there are any. Requests that have crashed too many engines fail with Quarantined. If MAX_LOST
         requests of a program have failed in this way, the whole program fails with Quarantined."""
-        self._lose_pulls(route)
-        self.routes.lost(route)
-        route.others = wire.OtherWork()
-        sent = [request for request in self._requests_of(route) if not request.is_restoring]
-        for request in route.trials.judge(death, sent):
+        self._lose_pulls(replica)
+        self.routes.lost(replica)
+        replica.others = wire.OtherWork()
+        sent = [request for request in self._requests_of(replica) if not request.is_restoring]
+        for request in replica.trials.judge(death, sent):
             n_deaths = max(request.n_deaths, request.n_blamed_ever)
             why = f"{n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
             self.fail(request.rid, Quarantined(why))
@@ -397,57 +397,57 @@ class EngineRequests:
                 if placed.n_given_up >= MAX_LOST:
                     many = f"engines died of {MAX_LOST} requests of this program; the last: {death.how}"
                     request.owner.crashed(Quarantined(many))
-        if self.routes.others_take(route):
-            for request in route.trials.take_innocent():
+        if self.routes.others_take(replica):
+            for request in replica.trials.take_innocent():
                 self._move(request)
         self._go_on()
 
-    def remove_engine(self, route: Route) -> None:
+    def remove_engine(self, replica: ReplicaProcess) -> None:
         """Remove an engine that has ended for good. Its requests start again elsewhere."""
-        route.is_open = False
-        self._lose_pulls(route)
-        self.routes.remove(route)
-        for request in self._requests_of(route):
+        replica.is_open = False
+        self._lose_pulls(replica)
+        self.routes.remove(replica)
+        for request in self._requests_of(replica):
             request.is_given = False
             self._move(request)
         self._go_on()
 
-    def vacate(self, route: Route) -> None:
-        """Place no more requests on this route.
+    def vacate(self, replica: ReplicaProcess) -> None:
+        """Place no more requests on this engine.
 
         A request ends on its old engine if it has output, or if it may have crashed an engine. All others start again
         on other engines. Then the KV of the states without a running request is handed over to other engines."""
-        route.is_open = False
-        route.trials.take_innocent()
-        for request in self._requests_of(route):
+        replica.is_open = False
+        replica.trials.take_innocent()
+        for request in self._requests_of(replica):
             is_under_way = request.is_given and request.ids
-            if not (is_under_way or request.n_blamed or route.trials.is_tried(request)):
+            if not (is_under_way or request.n_blamed or replica.trials.is_tried(request)):
                 self._move(request)
-        self.routes.hand_over(route, self.kv_hints.resting())
+        self.routes.hand_over(replica, self.kv_hints.resting())
         self._go_on()
 
-    def _lose_pulls(self, route: Route) -> None:
+    def _lose_pulls(self, replica: ReplicaProcess) -> None:
         """End the transfers of KV to an engine that has died or left. The caller must place all requests of that engine
         again, also those that waited for a transfer."""
-        for request in self._requests_of(route):
+        for request in self._requests_of(replica):
             request.pull = None
-        self.routes.pulls.lost(route)
+        self.routes.pulls.lost(replica)
 
-    def _requests_of(self, route: Route) -> list[EngineRequest]:
-        return [request for request in self._living.values() if request.route is route]
+    def _requests_of(self, replica: ReplicaProcess) -> list[EngineRequest]:
+        return [request for request in self._living.values() if request.replica is replica]
 
     def _move(self, request: EngineRequest) -> None:
         """Place a request again. The request gets a new id, so late messages of its old engine have no effect."""
         self._forget(request.rid)
         if request.is_given:
-            request.route.send(wire.Abort(rid=request.rid))
+            request.replica.send(wire.Abort(rid=request.rid))
             request.is_given = False
         request.run = msgspec.structs.replace(request.run, rid=self._n_started)
         self._n_started += 1
-        request.route = self.routes.place(request.run, request.owner.scheduling.weights)
+        request.replica = self.routes.place(request.run, request.owner.scheduling.weights)
         self._add_living(request)
         if not (request.is_restoring or self._waits(request)):
-            request.route.trials.add(request)
+            request.replica.trials.add(request)
 
     def _run(self, request: EngineRequest, is_trial: bool) -> None:
         """Send the request to its engine, with the output that it has so far. is_trial: the request may have crashed an
@@ -464,7 +464,7 @@ class EngineRequests:
             sampling = msgspec.structs.replace(run.sampling, max_tokens=min(run.sampling.max_tokens, n_done + 1))
             run = msgspec.structs.replace(run, sampling=sampling, is_trial=True)
         try:
-            request.route.send(run)
+            request.replica.send(run)
         except Exception as e:  # reported from the loop: the caller may be in the middle of its program
             self._call_later(partial(request.owner.crashed, e))
 
@@ -492,7 +492,7 @@ class EngineRequests:
         self._add(request, ids, logprobs)
         if request.text.matched is not None and request.rid in self._living:
             # The request ends when the engine sends its Finish, which has the token counts.
-            request.route.send(wire.Abort(rid=request.rid))
+            request.replica.send(wire.Abort(rid=request.rid))
 
     def _add(self, request: EngineRequest, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
         """Detokenize new tokens, and stream their text."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 import zmq
+from fake_link import add_engine
 
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import decoders, wire
@@ -95,7 +96,7 @@ class Bench:
         """If set to a list, it collects constraint checks as the queue of another process would."""
         self._calls: list[Callable[[], None]] = []
         self.requests = EngineRequests(words, None, call_later=self._calls.append)
-        self.route = self.requests.add_engine(self.engine.take)
+        self.replica = add_engine(self.requests, self.engine.take)
         self.adapters = AdapterNames()
         generator = EngineGenerator(
             words, template, self.requests, self._offload, Random(0), self._check, self.adapters
@@ -178,9 +179,9 @@ class Bench:
                 return
             for report in reports:
                 if isinstance(report, wire.Step):
-                    deque(self.requests.take(report, self.route), 0)
+                    deque(self.requests.take(report, self.replica), 0)
                 elif isinstance(report, wire.Failed):
-                    self.requests.refused(report, self.route)
+                    self.requests.refused(report, self.replica)
             self._do()
             assert self.programs.check() == ""
 
@@ -189,7 +190,7 @@ class Bench:
         self.engine.running.clear()
         self.engine.reports.clear()
         self.engine.finished.clear()
-        self.requests.replay(self.route, death)
+        self.requests.replay(self.replica, death)
 
     def messages(self, kind: type, program: int = 0) -> list[Any]:
         return [m for _, m in self.sent if isinstance(m, kind) and m.program == program]

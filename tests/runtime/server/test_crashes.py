@@ -74,14 +74,14 @@ def test_exception_on_a_failed_request_fails_only_its_program(
 @pytest.mark.parametrize("n", [1, 3])
 def test_exception_on_sending_a_run_fails_only_its_program(bench: Any, greedy: Sampler, n: int) -> None:
     b = bench({"a": "bad", "b": "fine"})
-    send = b.route.send
+    send = b.replica.send
 
     def send_or_raise(command: wire.EngineCommand) -> None:
         if isinstance(command, wire.Run) and command.rid == n - 1:
             raise_bug()
         send(command)
 
-    b.route.send = send_or_raise
+    b.replica.send = send_or_raise
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(n=n)), Read(0, 1))
     submit_neighbour(b, greedy)
     assert_only_program_0_fails(b)
@@ -183,7 +183,7 @@ def test_death_before_ready_blames_no_request(bench: Any, greedy: Sampler) -> No
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     for _ in range(3 * MAX_KILLS):
         b.engine.running.clear()
-        b.requests.replay(b.route, Death("in a test", was_ready=False))
+        b.requests.replay(b.replica, Death("in a test", was_ready=False))
     b.run()
     assert b.text(0) == "fine"
 

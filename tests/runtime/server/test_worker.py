@@ -335,12 +335,12 @@ def test_round_ends_if_handling_an_engine_removes_a_later_one(
     first, second = server.replicas
 
     def lose_both() -> None:
-        if not (first.route.is_ready and second.route.is_ready):
+        if not (first.is_ready and second.is_ready):
             server.timers.call(0.02, lose_both)
             return
-        first.route.kv = second.route.kv = wire.KVFormat(1, b"", "cpu", "float32", "auto", 16, 1, 1, 2, 4096, False)
+        first.kv = second.kv = wire.KVFormat(1, b"", "cpu", "float32", "auto", 16, 1, 1, 2, 4096, False)
         pulls = server.requests.routes.pulls
-        assert pulls.start(wire.Run(0, bytes(4 * 64)), second.route, first.route, 0, 64, 60.0) is not None
+        assert pulls.start(wire.Run(0, bytes(4 * 64)), second, first, 0, 64, 60.0) is not None
         server.replicas.drain("1", lambda error: None)
         assert not server.replicas.drained, "the pull is not over"
         os.kill(first.link.pid, signal.SIGKILL)

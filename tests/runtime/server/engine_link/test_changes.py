@@ -20,7 +20,7 @@ from banyan.runtime.model.images import ImageSpec, image_spec
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.changes import EngineChanges
 from banyan.runtime.server.engine_link.remote import RemoteLink
-from banyan.runtime.server.engine_link.replicas import ReplicaProcess
+from banyan.runtime.server.engine_link.replica_process import ReplicaProcess
 from banyan.runtime.server.text.image_process import ProcessStart
 from banyan.runtime.server.text.images import Images
 
@@ -93,8 +93,8 @@ def test_engine_for_prompts_is_the_last_to_be_removed_by_load(monkeypatch: pytes
         def drain(self, name: str, then: Any) -> None:
             drained.append(name)
 
-    routes = [SimpleNamespace(is_open=True, is_ready=True, is_prefill=k == 0, n_running=k) for k in range(2)]
-    engines = Engines(SimpleNamespace(name=str(k), route=route) for k, route in enumerate(routes))
+    common = {"is_open": True, "is_ready": True}
+    engines = Engines(SimpleNamespace(name=str(k), is_prefill=k == 0, n_running=k, **common) for k in range(2))
     changes = make(engines, {"replicas": 2, "max_replicas": 2})
     changes.scale()
     assert drained == ["1"]

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from fake_link import add_engine, set_ready
 
 from banyan.runtime.fleet.placement import PullSeconds
 from banyan.runtime.protocol import wire
@@ -34,9 +35,9 @@ class Engines:
         self.engines = [bench.engine, *(fake.FakeEngine(bench._speak, 4096) for _ in range(n - 1))]
         self.engines[0].max_context = 4096
         self.requests.routes.all.clear()
-        self.routes = [self.requests.add_engine(self._taker(k), str(k)) for k in range(n)]
-        for route in self.routes:
-            route.kv = KV
+        self.replicas = [add_engine(self.requests, self._taker(k), str(k)) for k in range(n)]
+        for replica in self.replicas:
+            replica.kv = KV
         self.requests.routes.measured(0.0, 0.01)  # slow enough that a pull of a block is worth its while
 
     def _taker(self, k: int) -> Callable[[wire.EngineCommand], None]:
@@ -54,10 +55,10 @@ class Engines:
 
     def step(self, n: int = 1) -> None:
         for _ in range(n):
-            for engine, route in zip(self.engines, self.routes, strict=True):
+            for engine, replica in zip(self.engines, self.replicas, strict=True):
                 for report in engine.step():
                     if isinstance(report, wire.Step):
-                        deque(self.requests.take(report, route), 0)
+                        deque(self.requests.take(report, replica), 0)
 
     def running(self) -> list[int]:
         return [len(engine.running) for engine in self.engines]
@@ -99,7 +100,7 @@ def finish(engines: Engines) -> None:
     pulls = engines.requests.routes.pulls
     assert not len(engines.requests)
     assert not pulls._pending
-    assert [route.n_pulls for route in engines.routes] == [0, 0]
+    assert [one.n_pulls for one in engines.replicas] == [0, 0]
     assert not +pulls._running
 
 
@@ -148,8 +149,8 @@ def test_death_of_either_engine_loses_no_request(engines: Engines, who: int, pha
     if phase:
         engines.answer(0)
     engines.engines[who].running.clear()
-    engines.routes[who].is_ready = False
-    engines.requests.replay(engines.routes[who], Death("in a test", True, frozenset()))
+    set_ready(engines.replicas[who], False)
+    engines.requests.replay(engines.replicas[who], Death("in a test", True, frozenset()))
     assert sum(engines.running()) == 8
     assert len({run.rid for engine in engines.engines for run, _ in engine.running.values()}) == 8
     finish(engines)
@@ -157,7 +158,7 @@ def test_death_of_either_engine_loses_no_request(engines: Engines, who: int, pha
 
 def test_engine_that_leaves_loses_no_request(engines: Engines) -> None:
     engines.fork()
-    engines.requests.remove_engine(engines.routes[1])
+    engines.requests.remove_engine(engines.replicas[1])
     assert engines.running() == [8, 0]
     engines.step(200)
     assert not len(engines.requests)
@@ -174,7 +175,7 @@ def test_cancelled_requests_are_not_sent_after_the_pull(engines: Engines) -> Non
 
 
 def test_engines_of_other_formats_pull_nothing(engines: Engines) -> None:
-    engines.routes[1].kv = wire.KVFormat(1, b"other weights", "cpu", "float32", "auto", 16, 1, 1, 2, 4096, False)
+    engines.replicas[1].kv = wire.KVFormat(1, b"other weights", "cpu", "float32", "auto", 16, 1, 1, 2, 4096, False)
     engines.fork()
     assert engines.orders == [[], []]
     assert sum(engines.running()) == 8
@@ -213,26 +214,26 @@ def test_ways_that_do_not_exist_are_used_less(engines: Engines) -> None:
 def test_drained_engine_hands_over_what_rests(engines: Engines) -> None:
     engines.submit(LONG)
     engines.step(10)
-    engines.requests.vacate(engines.routes[0])
+    engines.requests.vacate(engines.replicas[0])
     assert engines.kinds(0) == ["Export"]
-    assert engines.routes[0].n_pulls == 1, "it does not end before"
+    assert engines.replicas[0].n_pulls == 1, "it does not end before"
     engines.answer(0)
     engines.answer(1)
-    assert engines.routes[0].n_pulls == 0
+    assert engines.replicas[0].n_pulls == 0
     engines.bench.submit(Gen(0, 9, wire.Sampling(max_tokens=2, temperature=0.0, ignore_eos=True)))
     assert engines.running() == [0, 1]
     finish(engines)
 
 
 def test_engine_that_was_added_pulls_what_is_placed_there(engines: Engines) -> None:
-    engines.routes[1].is_ready = False
+    set_ready(engines.replicas[1], False)
     engines.submit(LONG)
     engines.step(10)
     for k in range(1, 5):
         engines.submit(f"{k} {k} {k}", n_out=400, program=k)
     assert engines.running() == [4, 0]
     engines.step(1)
-    engines.routes[1].is_ready = True
+    set_ready(engines.replicas[1], True)
     engines.submit(LONG + "and more", program=9)
     assert engines.kinds(0) == ["Export"]
     engines.answer(0)
@@ -246,9 +247,9 @@ def test_few_pulls_at_once_leave_one_engine(engines: Engines) -> None:
         engines.step(10)
     home = max((0, 1), key=lambda k: len(engines.engines[k].runs))
     count = len(engines.engines[home].runs)
-    engines.requests.vacate(engines.routes[home])
+    engines.requests.vacate(engines.replicas[home])
     assert engines.kinds(home) == ["Export"] * min(AT_ONCE, count)
-    while engines.routes[home].n_pulls:
+    while engines.replicas[home].n_pulls:
         for order in [one for one in engines.orders[home] if isinstance(one, wire.Export)]:
             engines.requests.routes.pulls.exported(wire.Exported(order.pull, why="no"))
     assert engines.kinds(home).count("Export") == count
@@ -289,7 +290,7 @@ class TestPrefill:
         finish(engines)
 
     def test_engine_for_prompts_takes_programs_if_there_is_no_other(self, engines: Engines) -> None:
-        engines.routes[1].is_ready = False
+        set_ready(engines.replicas[1], False)
         engines.submit(LONG)
         assert engines.running() == [1, 0]
 

@@ -24,7 +24,11 @@ class Engine:
 
     def __init__(self, name: str, asked: list[Any], host: str = "") -> None:
         self.name, self.link = name, SimpleNamespace(send=asked.append, ready=None, host=host)
-        self.route = SimpleNamespace(is_open=True, weights=b"")
+        self.is_open, self.weights = True, b""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.link.ready is not None
 
 
 class Asked:
@@ -245,9 +249,9 @@ def test_adapter_that_no_other_engine_has_loses_its_name(words: Tokenizer, chang
         case "starts":
             first.link.ready = None
         case "drained":
-            first.route.is_open = False
+            first.is_open = False
         case "weights":
-            first.route.weights = b"others"
+            first.weights = b"others"
         case "loads":
             asked.questions.reload_adapters(first)
     asked.answer(error="adapter 'a': no such directory", at=0, name="1")

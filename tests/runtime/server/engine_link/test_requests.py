@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_link import add_engine
 
 from banyan.runtime.errors import Overloaded
 from banyan.runtime.protocol import wire
@@ -106,7 +107,7 @@ def test_request_outside_the_step_is_not_suspected(bench: Any, greedy: Sampler) 
     (waiting,) = b.engine.running
     for _ in range(3 * MAX_DEATHS):
         b.engine.running.clear()
-        b.requests.replay(b.route, Death(rids=frozenset({99})))
+        b.requests.replay(b.replica, Death(rids=frozenset({99})))
         assert list(b.engine.running) == [waiting]
     b.run()
     assert b.text(0) == "one"
@@ -201,7 +202,7 @@ def test_stopped_suspect_does_not_block_others(bench: Any, greedy: Sampler) -> N
     wait_until(lambda: b.run(n_steps=1) or b.engine.aborted, "the abort")
     b.engine.finished.clear()
     b.engine.running.clear()
-    b.requests.replay(b.route, Death(rids=frozenset({0, 1})))
+    b.requests.replay(b.replica, Death(rids=frozenset({0, 1})))
     b.run()
     assert b.text(0) == "xy"
     assert b.text(0, program=1) == "one"
@@ -232,7 +233,7 @@ def test_engine_is_told_the_end_of_a_program_after_the_aborts_of_its_requests(wo
     calls: list[Callable[[], None]] = []
     commands: list[Any] = []
     requests = EngineRequests(words, None, call_later=calls.append, is_late=lambda: True)
-    requests.add_engine(commands.append)
+    add_engine(requests, commands.append)
     started = [
         requests.start(wire.Run(0, pack([5]), order=(7, 0, k, 0)), lambda request: None, owner=Owner())
         for k in range(3)
@@ -260,9 +261,9 @@ def test_durable_request_whose_engine_is_lost_before_its_output_is_restored_is_s
 
     requests = EngineRequests(words, None, call_later=calls.append)
     for name in "01":
-        requests.add_engine(commands.append, name)
+        add_engine(requests, commands.append, name)
     request = requests.start(run_of(), lambda r: None, owner=Durable())
-    getattr(requests, lose)(request.route)
+    getattr(requests, lose)(request.replica)
     while calls:
         calls.pop(0)()
     (run,) = [command for command in commands if isinstance(command, wire.Run)]
@@ -272,7 +273,7 @@ def test_durable_request_whose_engine_is_lost_before_its_output_is_restored_is_s
 def test_eos_ids_beyond_the_vocabulary_are_not_sent(words: Tokenizer) -> None:
     commands: list[Any] = []
     requests = EngineRequests(words, 2)
-    requests.add_engine(commands.append)
+    add_engine(requests, commands.append)
     requests.start(run_of(wire.Sampling(stop_token_ids=(1,))), lambda r: None, owner=Owner())
     assert unpack(commands[0].stop_ids) == [1]
 
@@ -280,7 +281,7 @@ def test_eos_ids_beyond_the_vocabulary_are_not_sent(words: Tokenizer) -> None:
 def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     ended: list[Any] = []
     requests = EngineRequests(words, None)
-    requests.add_engine(lambda command: None)
+    add_engine(requests)
     requests.start(run_of(wire.Sampling(logprobs=True, top_logprobs=2)), ended.append, owner=Owner())
     the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
     top = wire.TopLogprobs(-0.5, pack([the, fox]), array("f", [-0.5, -1.5]).tobytes())
@@ -316,7 +317,7 @@ def test_requests_are_stopped_as_far_as_there_is_time(words: Tokenizer) -> None:
     calls: list[Callable[[], None]] = []
     commands: list[Any] = []
     requests = EngineRequests(words, None, call_later=calls.append, is_late=lambda: True)
-    requests.add_engine(commands.append)
+    add_engine(requests, commands.append)
     started = [requests.start(run_of(), lambda r: None, owner=Owner()) for _ in range(3)]
     requests.abort(*started)
     assert len(requests) == 0
@@ -329,7 +330,7 @@ def test_requests_are_stopped_as_far_as_there_is_time(words: Tokenizer) -> None:
 
 def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
     requests = EngineRequests(words, None)
-    requests.add_engine(lambda command: None)
+    add_engine(requests)
     ended: list[Any] = []
     first = requests.start(run_of(), ended.append, owner=Owner())
     requests.start(run_of(), ended.append, owner=Owner())

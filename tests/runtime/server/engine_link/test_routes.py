@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from fake_link import add_engine, set_ready
 
 from banyan.radix_cache.digests import prefix_digests
 from banyan.runtime.fleet.placement import CoreShare
@@ -24,7 +25,7 @@ class Pair:
     def __init__(self, bench: Any, fake: ModuleType) -> None:
         self.bench = bench
         self.engines = [bench.engine, fake.FakeEngine(bench._speak)]
-        self.routes = [bench.route, bench.requests.add_engine(self.engines[1].take, "1")]
+        self.replicas = [bench.replica, add_engine(bench.requests, self.engines[1].take, "1")]
 
     def submit(self, n: int, greedy: Sampler, first: int = 0) -> None:
         """Programs with one gen each, from number `first` on."""
@@ -34,16 +35,16 @@ class Pair:
     def step(self, n: int = 1) -> None:
         """Both engines compute n steps."""
         for _ in range(n):
-            for engine, route in zip(self.engines, self.routes, strict=True):
+            for engine, replica in zip(self.engines, self.replicas, strict=True):
                 for report in engine.step():
                     if isinstance(report, wire.Step):
-                        deque(self.bench.requests.take(report, route), 0)
+                        deque(self.bench.requests.take(report, replica), 0)
 
     def run(self) -> None:
         for _ in range(1000):
             self.step()
         assert not len(self.bench.requests)
-        assert [route.n_running for route in self.routes] == [0, 0]
+        assert [one.n_running for one in self.replicas] == [0, 0]
 
     def running(self) -> list[int]:
         return [len(engine.running) for engine in self.engines]
@@ -53,8 +54,8 @@ class Pair:
         self.engines[k].running.clear()
         self.engines[k].reports.clear()
         self.engines[k].finished.clear()
-        self.routes[k].is_ready = False
-        self.bench.requests.replay(self.routes[k], Death("in a test", is_blameless, frozenset(rids)))
+        set_ready(self.replicas[k], False)
+        self.bench.requests.replay(self.replicas[k], Death("in a test", is_blameless, frozenset(rids)))
 
     def text(self, n: int) -> list[str]:
         return [self.bench.text(0, program=k) for k in range(n)]
@@ -79,11 +80,11 @@ def test_programs_are_spread_and_stay_where_they_are(pair: Pair, greedy: Sampler
 
 def test_programs_avoid_an_engine_on_which_other_servers_have_work(pair: Pair, greedy: Sampler) -> None:
     routes = pair.bench.requests.routes
-    routes.set_others(pair.routes[0], wire.OtherWork(n_prompt=400, n_running=8))
+    routes.set_others(pair.replicas[0], wire.OtherWork(n_prompt=400, n_running=8))
     pair.submit(4, greedy)
     assert pair.running() == [0, 4]
     pair.die(0)
-    pair.routes[0].is_ready = True
+    set_ready(pair.replicas[0], True)
     pair.submit(4, greedy, first=10)
     assert pair.running() == [4, 4], "the next engine has no such work"
     pair.run()
@@ -91,8 +92,8 @@ def test_programs_avoid_an_engine_on_which_other_servers_have_work(pair: Pair, g
 
 @pytest.mark.parametrize(("n_cores", "running"), [(2, [4, 4]), (1, [8, 0])])
 def test_engines_that_share_a_core_share_no_fork(pair: Pair, greedy: Sampler, n_cores: int, running: list[int]) -> None:
-    for route in pair.routes:
-        route.cores = CoreShare("", 1, n_cores)
+    for replica in pair.replicas:
+        replica.cores = CoreShare("", 1, n_cores)
     pair.bench.requests.routes.measured(1e-3, 4e-5)  # as an engine learned it
     states = tuple(range(1, 9))
     pair.bench.submit(
@@ -112,7 +113,7 @@ def test_what_an_engine_that_died_had_goes_on_elsewhere(pair: Pair, greedy: Samp
     assert pair.running() == [0, 7]
     pair.run()
     assert len(set(map(len, pair.text(7)))) == 1
-    pair.routes[0].is_ready = True
+    set_ready(pair.replicas[0], True)
     pair.submit(1, greedy, first=7)
     assert pair.running() == [1, 0]
 
@@ -122,7 +123,7 @@ def test_suspects_are_tried_by_the_new_engine_and_harm_no_other(pair: Pair, gree
     poison = next(iter(pair.engines[0].running))
     pair.die(0, {poison})
     assert (list(pair.engines[0].running), pair.running()[1]) == ([poison], 5)
-    pair.routes[0].is_ready = True
+    set_ready(pair.replicas[0], True)
     pair.submit(1, greedy, first=6)
     assert pair.running() == [1, 6], "nothing is placed beside a suspect"
     pair.die(0, {poison})
@@ -135,7 +136,7 @@ def test_request_that_kills_an_engine_here_and_one_there_is_given_up(pair: Pair,
     pair.submit(2, greedy)
     (poison,) = pair.engines[0].running
     pair.die(0, {poison})
-    pair.bench.requests.remove_engine(pair.routes[0])
+    pair.bench.requests.remove_engine(pair.replicas[0])
     poison = max(pair.engines[1].running)
     pair.die(1, {poison})
     assert pair.bench.failed(0, program=0).code == "quarantined"
@@ -145,11 +146,11 @@ def test_drained_engine_keeps_what_has_output_until_it_ends(pair: Pair, greedy: 
     pair.submit(4, greedy)
     pair.step(3)
     pair.submit(2, greedy, first=4)
-    pair.bench.requests.vacate(pair.routes[0])
+    pair.bench.requests.vacate(pair.replicas[0])
     pair.submit(2, greedy, first=6)
     pair.step()
     assert pair.running() == [2, 6]
-    assert pair.routes[0].n_running == 2
+    assert pair.replicas[0].n_running == 2
     pair.run()
     assert len(set(map(len, pair.text(8)))) == 1
     assert not [one for one in pair.engines[0].runs if one.order[0] >= 6]
@@ -161,7 +162,7 @@ def test_only_outputs_count_for_the_expected_length(pair: Pair, greedy: Sampler)
     before = routes._n_out
     pair.submit(4, greedy)
     pair.bench.submit(Append(0, ("q",)), Select(0, 0, ("a", "b c")), program=9, last=True)
-    pair.bench.requests.vacate(pair.routes[0])
+    pair.bench.requests.vacate(pair.replicas[0])
     assert pair.running()[0] == 0
     pair.bench.programs.cancel(b"me", wire.Cancel(0, 0))
     assert routes._n_out == before
@@ -172,10 +173,10 @@ def test_only_outputs_count_for_the_expected_length(pair: Pair, greedy: Sampler)
 def test_drained_engine_that_dies_loses_nothing(pair: Pair, greedy: Sampler) -> None:
     pair.submit(4, greedy)
     pair.step(3)
-    pair.bench.requests.vacate(pair.routes[0])
+    pair.bench.requests.vacate(pair.replicas[0])
     pair.die(0, is_blameless=True)
-    assert pair.routes[0].n_running == 0
-    pair.bench.requests.remove_engine(pair.routes[0])
+    assert pair.replicas[0].n_running == 0
+    pair.bench.requests.remove_engine(pair.replicas[0])
     pair.run()
     assert len(set(map(len, pair.text(4)))) == 1
 
@@ -192,11 +193,11 @@ def test_hints_go_where_the_program_is(pair: Pair, greedy: Sampler) -> None:
 def test_program_goes_on_elsewhere_after_its_engine_was_drained(pair: Pair, greedy: Sampler) -> None:
     pair.bench.submit(Append(0, ("q",)), Gen(0, 0, greedy(max_tokens=2)), program=0)
     pair.step(5)
-    pair.bench.requests.vacate(pair.routes[0])
-    pair.bench.requests.remove_engine(pair.routes[0])
+    pair.bench.requests.vacate(pair.replicas[0])
+    pair.bench.requests.remove_engine(pair.replicas[0])
     commands: list[Any] = []
-    send = pair.routes[1].send
-    pair.routes[1].send = lambda command: (commands.append(command), send(command))  # type: ignore[func-returns-value]
+    send = pair.replicas[1].send
+    pair.replicas[1].send = lambda command: (commands.append(command), send(command))  # type: ignore[func-returns-value]
     pair.bench.submit(Gen(0, 1, greedy(max_tokens=2)), program=0, last=True)
     assert pair.running() == [0, 1]
     pair.run()
@@ -236,8 +237,8 @@ def test_what_engines_report_of_their_trees_decides_where_programs_go(pair: Pair
     routes = pair.bench.requests.routes
     gone = wire.TreeEvent(b"".join(digests), is_removed=True)
     there = wire.TreeEvent(b"".join(digests))
-    deque(routes.heard(pair.routes[0], wire.TreeEvents((gone,)), 16), 0)
-    deque(routes.heard(pair.routes[1], wire.TreeEvents((there,), is_all=True), 16), 0)
+    deque(routes.heard(pair.replicas[0], wire.TreeEvents((gone,)), 16), 0)
+    deque(routes.heard(pair.replicas[1], wire.TreeEvents((there,), is_all=True), 16), 0)
     for k in (1, 2):
         pair.bench.submit(Append(0, (prefix,)), Gen(0, 0, greedy(max_tokens=2)), program=k, last=True)
         pair.run()

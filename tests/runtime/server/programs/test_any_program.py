@@ -120,7 +120,7 @@ def run_ops(b: Any, ops: list[wire.Op], data: st.DataObject) -> None:
                 b.engine.finished.clear()
                 for request in b.requests._living.values():
                     request.n_deaths = request.n_blamed = request.n_blamed_ever = 0
-                b.requests.replay(b.route)
+                b.requests.replay(b.replica)
             elif event == "hold":
                 b.held = b.held or []
             elif event == "release":

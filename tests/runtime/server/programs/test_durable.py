@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import zmq
+from fake_link import add_engine
 
 import banyan as bn
 from banyan.runtime import config, launch
@@ -533,7 +534,7 @@ def test_request_whose_stops_have_changed_is_generated_anew(
         stack.callback(diary.close)
         commands: list[Any] = []
         requests = EngineRequests(words, None)
-        requests.add_engine(commands.append)
+        add_engine(requests, commands.append)
         started = wire.Run(0, pack(ids), sampling, order=(0, 0))
         request = requests.start(started, lambda r: None, owner=Owner(diary), **options)
         return request, commands

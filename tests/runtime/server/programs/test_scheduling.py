@@ -61,10 +61,10 @@ def test_clients_are_numbered_and_forgotten(bench: Any) -> None:
 def test_program_ended_is_sent_once(bench: Any) -> None:
     b = bench()
     commands: list[Any] = []
-    send, b.route.send = b.route.send, commands.append
+    send, b.replica.send = b.replica.send, commands.append
     b.submit(Append(0, ("a",)), last=True)
     assert not commands, "the engine has no request of this program"
-    b.route.send = lambda command: (commands.append(command), send(command))
+    b.replica.send = lambda command: (commands.append(command), send(command))
     submit(b, 1)
     b.run()
     ended = [command for command in commands if isinstance(command, wire.ProgramEnded)]

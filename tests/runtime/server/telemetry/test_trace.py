@@ -90,6 +90,6 @@ def test_engine_counts_are_in_the_value(bench: Any, greedy: Sampler) -> None:
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(n=2)))
     for run in b.engine.runs:
         finish = wire.Finish(run.rid, "length", n_prompt=5, started=7.0, n_drafted=4, n_accepted=3)
-        deque(b.requests.take(wire.Step(finished=(finish,)), b.route), 0)
+        deque(b.requests.take(wire.Step(finished=(finish,)), b.replica), 0)
     usage, times = b.value(0).usage, b.value(0).times
     assert (usage.drafted, usage.accepted, times.started) == (8, 6, 7.0)
