@@ -129,7 +129,7 @@ class EngineChanges:
             replica = self._replicas.add(then)
         except NO_PROCESS as e:
             raise ConfigError(f"no engine can be started now: {e}") from e
-        self._questions.reload_adapters(replica)
+        self._questions.engine_adapters.reload(replica)
         self._server.make_poller()
         return replica
 
@@ -177,7 +177,7 @@ class EngineChanges:
                 replica = self._replicas.join()
             except ConfigError as e:
                 raise ConnectFailed(e.message) from e
-            self._questions.reload_adapters(replica)
+            self._questions.engine_adapters.reload(replica)
             self._server.make_poller()
         if self._awaited:  # also if the host takes the place of a lost one, as no other may come for that
             replica.then.append(self._awaited.popleft())
@@ -365,7 +365,7 @@ class EngineChanges:
             return
         self._server.log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")
         self.start_again(replica)
-        self._questions.reload_adapters(replica)
+        self._questions.engine_adapters.reload(replica)
         self._requests.replay(replica, death)
         self.go_on()
 
@@ -438,7 +438,7 @@ class EngineChanges:
         replica.link.model = model
         self._questions.fail(replica.name, f"engine {replica.name} gets other weights")
         self.start_again(replica)
-        self._questions.reload_adapters(replica)
+        self._questions.engine_adapters.reload(replica)
 
     def add_for_roll(self) -> ReplicaProcess:
         """Start one more engine, with the new weights. ConfigError: it cannot be started."""

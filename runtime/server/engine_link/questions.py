@@ -11,7 +11,7 @@ import msgspec
 
 from banyan.runtime.errors import BanyanError, ConfigError, EngineLost
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.adapters import AdapterNames
+from banyan.runtime.server.engine_link.adapters import AdapterNames, EngineAdapters
 from banyan.runtime.server.engine_link.replica_process import ReplicaProcess
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
@@ -43,8 +43,8 @@ class Questions:
     programs, step by step. check: describes a violated invariant of the server, or returns "". on_counters: gets the
     counters that the server itself asked for. change(ask, then): adds or drains an engine, or changes the weights, and
     calls `then` with "" or an error. offload(client, n, work, then): runs `work` on a thread if `n` is large, and then
-    `then` on the loop, with its result or exception. adapters: the adapters that clients have loaded. refuse(engine,
-    why): ends an engine that cannot do what the others do. log: prints a line.
+    `then` on the loop, with its result or exception. adapters: the adapters that clients have loaded. refuse and log:
+    see EngineAdapters.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Questions:
         self._engines, self._send, self._change = engines, send, change
         self._stats, self._info, self._check, self._on_counters = stats, info, check, on_counters
         self._programs = programs
-        self._offload, self._adapters, self._refuse, self._log = offload, adapters, refuse, log
+        self._offload, self._adapters = offload, adapters
         self._open: dict[int, _OpenQuestion] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
-        self._unnamed: set[bytes] = set()  # adapters to unload once no load is open: a load may name one of them
+        self.engine_adapters = EngineAdapters(adapters, engines, self._ask_ourselves, self._loads, refuse, log)
 
     def ask(self, client: Client, ask: wire.Ask) -> Iterable[None]:
         """Handle a client's question: refuse it, answer it, or forward it to engines. Returns steps that the caller
@@ -112,11 +112,7 @@ class Questions:
         if ask.what == "load_adapter":
             self._adapters.check_new(ask.name)
         elif ask.what == "unload_adapter":
-            digest = self._adapters.remove(ask.name)
-            if self._loads:
-                self._unnamed.add(digest)
-                digest = b""
-            to_engine = msgspec.structs.replace(ask, name=digest.hex())
+            to_engine = msgspec.structs.replace(ask, name=self.engine_adapters.remove(ask.name).hex())
         else:
             engines = [engine for engine in engines if engine.is_ready] or engines
         if ask.what == "events" and len(engines) > 1:
@@ -124,12 +120,6 @@ class Questions:
         if not engines:
             raise ConfigError("each engine has its own events; name one engine (`banyan cluster status` lists them)")
         self._forward(client, ask, to_engine, engines)
-
-    def reload_adapters(self, engine: ReplicaProcess) -> None:
-        """Have a new engine load the adapters. Called before requests are sent to it."""
-        for name in self._adapters:
-            ask = wire.Ask(0, "load_adapter", name=name, path=self._adapters.directory(name))
-            self._forward(OURSELVES, ask, ask, [engine])
 
     def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask, engines: Sequence[ReplicaProcess]) -> None:
         if not engines:
@@ -141,22 +131,14 @@ class Questions:
         for engine in engines:
             engine.link.send(to_engine)
 
-    @property
-    def _loads(self) -> bool:
-        """Whether an engine is loading an adapter."""
-        return any(question.ask.what == "load_adapter" for question in self._open.values())
+    def _ask_ourselves(self, ask: wire.Ask, engines: Sequence[ReplicaProcess]) -> None:
+        self._forward(OURSELVES, ask, ask, engines)
 
-    def _unload_unnamed(self, dead: str = "") -> None:
-        """Have the engines unload the loaded adapters that have no name. Does nothing while an adapter is being loaded,
-        because it may be one of them and get a name. dead: the name of an engine that has died or is replaced; it is
-        not asked."""
-        if self._loads:
-            return
-        engines = [engine for engine in self._engines if engine.name != dead]
-        digests, self._unnamed = self._unnamed - self._adapters.digests, set()
-        for digest in digests - {b""}:
-            ask = wire.Ask(0, "unload_adapter", name=digest.hex())
-            self._forward(OURSELVES, ask, ask, engines)
+    def _loads(self) -> list[tuple[str, set[str]]]:
+        """(an adapter that is being loaded, the names of the engines that have not loaded it yet), for each question
+        that is open."""
+        found = (one for one in self._open.values() if one.ask.what == "load_adapter")
+        return [(one.ask.name, one.waiting) for one in found]
 
     def receive(self, answer: wire.Answer, name: str) -> None:
         """Handle the answer of the engine `name` to a forwarded question. Once all engines that were asked have
@@ -173,18 +155,10 @@ class Questions:
         question = self._open.pop(number)
         client, ask, answers = question.client, question.ask, question.answers
         self._close(client)
-        name, answer = next((one for one in answers.items() if not one[1].ok), next(iter(answers.items())))
+        answer = next((one for one in answers.values() if not one.ok), next(iter(answers.values())))
         ok, body = answer.ok, answer.body
         if ask.what == "load_adapter":
-            before = self._adapters.digest(ask.name) if ask.name in self._adapters else b""
-            digests = {one: bytes.fromhex(msgspec.json.decode(its.body)) for one, its in answers.items() if its.ok}
-            ok, body = self._loaded(client, ask, answer, name, digests)
-            self._unnamed |= set(digests.values())  # those that got a name are kept
-            if ok and self._adapters.digest(ask.name) != before:  # other engines died meanwhile, or loaded older files
-                for engine in self._engines:
-                    if engine.name not in answers:
-                        self._forward(OURSELVES, ask, ask, [engine])
-            self._unload_unnamed()
+            ok, body = self.engine_adapters.loaded(ask, answers, is_ours=client == OURSELVES)
         if ok and ask.what == "stats":
             counters = self._counters({name: msgspec.json.decode(one.body) for name, one in answers.items()})
             if client == OURSELVES:
@@ -213,48 +187,6 @@ class Questions:
             row |= {part: by_name.get(name, {}).get(part, {}) for part in ("engine", "cache")}
         return stats
 
-    def _loaded(
-        self, client: Client, ask: wire.Ask, answer: wire.Answer, name: str, digests: Mapping[str, bytes]
-    ) -> tuple[bool, bytes]:
-        """Handle the answers of all engines to "load_adapter". If all have loaded the same files, the adapter gets the
-        name ask.name. client: who asked; OURSELVES: the server, which had one engine load a known adapter again.
-        answer: the first answer that is an error, else the first answer. name: the engine that gave it. digests: engine
-        -> digest of what it has loaded. Returns `ok` and `body` of the answer to the client."""
-        if client == OURSELVES:
-            if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
-                return False, b""
-            is_same = digests.get(name) == self._adapters.digest(ask.name)
-            if not is_same and (engine := self._odd_one(name, ask.name)) is not None:
-                why = f"it has other files of adapter {ask.name!r}" if answer.ok else answer.body.decode()
-                self._refuse(engine, f"engine {name} lacks what the others have: {why}")
-                return False, b""
-            if not answer.ok:  # the adapter's files are gone
-                self._unnamed.add(self._adapters.remove(ask.name))
-                self._log(answer.body.decode())
-                return answer.ok, answer.body
-        else:
-            try:
-                self._adapters.check_new(ask.name)  # another client may have taken it
-            except BanyanError as e:
-                return False, e.message.encode()
-            odd = next((one for one, digest in digests.items() if digest != digests.get(name)), "")
-            if answer.ok and odd:
-                return False, f"engine {odd} has other files of adapter {ask.name!r} than engine {name}".encode()
-        if answer.ok:
-            self._adapters.add(ask.name, ask.path, digests[name])
-        return answer.ok, answer.body
-
-    def _odd_one(self, name: str, adapter: str) -> ReplicaProcess | None:
-        """Called if the engine `name` could not load an adapter, or has other files of it than the others. Returns this
-        engine if it can be ended: it runs on another machine, whose files may differ, and another ready engine has the
-        adapter and can take its programs. Otherwise returns None."""
-        asks = [question for question in self._open.values() if question.ask.what == "load_adapter"]
-        loading = {engine for question in asks if question.ask.name == adapter for engine in question.waiting}
-        odd = next(one for one in self._engines if one.name == name)
-        others = (one for one in self._engines if one is not odd and one.is_ready and one.is_open)
-        is_there = any(one.weights == odd.weights and one.name not in loading for one in others)
-        return odd if odd.link.host and is_there else None
-
     def _send_tree(self, client: Client, ask: wire.Ask, body: bytes | Exception) -> None:
         found = body if isinstance(body, bytes) else repr(body).encode()
         self._send(client, wire.Answer(id=ask.id, ok=found is body, body=found))
@@ -277,7 +209,7 @@ class Questions:
             if question.client != OURSELVES:
                 lost = wire.Answer(id=question.ask.id, ok=False, body=why.encode(), code=EngineLost.code)
                 self._send(question.client, lost)
-        self._unload_unnamed(dead=name)
+        self.engine_adapters.unload_unnamed(dead=name)
 
     def _close(self, client: Client) -> None:
         self._n_open[client] -= 1
