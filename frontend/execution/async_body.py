@@ -1,13 +1,15 @@
-"""Refuses waits that would block the event loop on which the body of an `async def` program runs."""
+"""Refuses waits that would block the event loop on which the body of an `async def` program runs, and warns of waits
+that block another loop."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import sys
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from banyan.execution.source_line import source_line
+from banyan.execution.source_line import source_line, warn
 from banyan.runtime.errors import BadProgram
+from banyan.views.notebook import in_notebook
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -19,16 +21,24 @@ ASYNC_BODY: ContextVar[tuple[AbstractEventLoop, str] | None] = ContextVar("banya
 def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> None:
     """Called before this thread waits for `what`, a value of the `def` program named `program`. BadProgram: the thread
     runs the event loop of an `async def` program whose body waits here, so all tasks of the loop would wait. method:
-    what to await instead."""
-    if (body := ASYNC_BODY.get()) is None:
+    what to await instead. Warns if the thread runs any other event loop, except in a notebook, where one always runs
+    and cells wait for their values."""
+    if "asyncio" not in sys.modules:  # it takes longer to import than the rest of the package
         return
-    from asyncio import get_running_loop  # lazily: it takes longer to import than the rest of the package
+    from asyncio import get_running_loop
 
-    with suppress(RuntimeError):  # no loop runs on this thread
-        if get_running_loop() is body[0]:
-            raise BadProgram(
-                f"{what} is not known yet, and waiting for it would block the event loop of {body[1]}, an `async def`; "
-                f"write `await {program or 'prog'}.{method}(...)`, or on a thread `await asyncio.to_thread(...)`",
-                program=program,
-                line=source_line(),
-            )
+    try:
+        loop = get_running_loop()
+    except RuntimeError:  # no loop runs on this thread
+        return
+    instead = f"write `await {program or 'prog'}.{method}(...)`, or on a thread `await asyncio.to_thread(...)`"
+    body = ASYNC_BODY.get()
+    if body is not None and body[0] is loop:
+        raise BadProgram(
+            f"{what} is not known yet, and waiting for it would block the event loop of {body[1]}, an `async def`; "
+            f"{instead}",
+            program=program,
+            line=source_line(),
+        )
+    if not in_notebook():
+        warn(f"waiting for {what} blocks the event loop of this thread, with all its tasks; {instead}")

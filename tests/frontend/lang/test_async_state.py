@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.execution import thread_pool
+from banyan.execution import async_body, thread_pool
 from banyan.runtime.protocol import wire
 from waits import wait_until, wait_until_async
 
@@ -426,6 +426,19 @@ def test_def_program_whose_values_are_known_is_read_in_an_async_def(run_loop: An
     async def main() -> None:
         state = await outer()
         assert state.ret_value == "now<a>"
-        assert halves()["a"] == ["<a>", "<a>"], "outside of bodies, as in a notebook, a read blocks the loop"
+
+    run_loop(main())
+
+
+@pytest.mark.parametrize("read", READS)
+def test_read_that_blocks_the_loop_of_no_program_warns_except_in_a_notebook(
+    run_loop: Any, slow_mock: bn.Mock, monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any]
+) -> None:
+    async def main() -> None:
+        with pytest.warns(UserWarning, match=r"blocks the event loop.*`await \w+.run_(batch_)?async") as warned:
+            read()
+        assert {warning.filename for warning in warned} == {__file__}
+        monkeypatch.setattr(async_body, "in_notebook", lambda: True)
+        read()
 
     run_loop(main())

@@ -628,7 +628,8 @@ def test_async_tools_run_while_a_sync_program_blocks_the_callers_loop() -> None:
         return f"found {what}"
 
     async def main() -> bn.ToolCall:
-        return single_call({"look": {"what": "a"}}, tools=[look], tool_timeout=2)
+        with pytest.warns(UserWarning, match="blocks the event loop"):
+            return single_call({"look": {"what": "a"}}, tools=[look], tool_timeout=2)
 
     call = asyncio.run(main())
     assert (call.result, call.is_error) == ("found a", False)
