@@ -48,7 +48,7 @@ class Expr:
         return format(self)
 
 
-class _Node(Expr, msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class _Node(Expr, msgspec.Struct, frozen=True, tag=True, omit_defaults=True, repr_omit_defaults=True):
     """Base class of the expressions that are frozen structs: all except LazyValue and ArgumentSlot."""
 
     def __repr__(self) -> str:

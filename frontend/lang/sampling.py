@@ -25,7 +25,13 @@ MAX_RETRIES = 100
 
 
 class GenOptions(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    forbid_unknown_fields=True,
+    cache_hash=True,
 ):
     """Options of one gen. An option that is None has the value given for the run; if that is None too, the default.
 

@@ -753,6 +753,9 @@ class Group(Generic[S]):
         """Users do not create groups: `fork`, `beam` and `copy` of a state do."""
         self._states, self._parent = states, parent
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} branches of program {self._parent._record.name}>"
+
     def __format__(self, spec: str) -> str:
         raise BadProgram(f"branches have no text for an f-string; {self._instead}")
 

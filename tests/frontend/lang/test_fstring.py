@@ -165,10 +165,11 @@ def test_expressions_in_a_list_inside_an_f_string_are_refused() -> None:
 
 
 def test_repr_of_an_expression_has_one_address() -> None:
-    assert re.fullmatch("<GenExpr.name='c'.* at 0x[0-9]+>", repr(bn.gen("c")))
-    turn = repr(bn.user(bn.gen("c")))
-    assert re.fullmatch(r"<Seq\(parts=\(<RoleBegin\(role='user'\)>, <GenExpr.* at 0x[0-9]+>", turn)
-    assert turn.count(" at 0x") == 1
+    gen = r"<GenExpr\(name='c', options=GenOptions\(max_tokens=3\)\)"  # no option that was not given
+    assert re.fullmatch(gen + " at 0x[0-9]+>", repr(bn.gen("c", max_tokens=3)))
+    turn = repr(bn.user(bn.gen("c", max_tokens=3)))
+    turns = rf"<Seq\(parts=\(<RoleBegin\(role='user'\)>, {gen}>, <RoleEnd\(role='user'\)>\)\) at 0x[0-9]+>"
+    assert re.fullmatch(turns, turn)
 
 
 @pytest.mark.parametrize(

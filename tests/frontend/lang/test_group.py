@@ -21,6 +21,10 @@ def run(body: Any, backend: Any = None) -> bn.State:
     return bn.function(body).run(backend=backend)
 
 
+def test_repr_of_branches_says_how_many_they_are(mock: bn.Mock) -> None:
+    assert run(lambda s: repr(s.fork(2))).ret_value == "<2 branches of program <lambda>>"
+
+
 def test_branches_inherit_their_parents_content(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.user("U") + bn.assistant_begin() + bn.gen("a")
