@@ -248,7 +248,17 @@ def _called(before: str, piece: CallTurn) -> dict[str, Any]:
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in piece.calls
     ]
-    return {"role": "assistant", "content": before + piece.text or None, "tool_calls": calls}
+    text = piece.text.removesuffix(called_text(piece.calls))
+    return {"role": "assistant", "content": before + text or None, "tool_calls": calls}
+
+
+def called_text(calls: Iterable[wire.WireToolCall]) -> str:
+    """Calls as text, in which they stand in the prompt for users, as on a runtime: the API keeps them apart from the
+    text of their turn."""
+    return "".join(
+        f'<tool_call>{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}}}</tool_call>'
+        for call in calls
+    )
 
 
 def options(sampling: wire.Sampling) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from random import Random
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from banyan.backends.job import Job
 from banyan.backends.openai.bounds import AnswerTooLarge, limits
-from banyan.backends.openai.format import Kind
+from banyan.backends.openai.format import Kind, called_text
 from banyan.runtime.errors import ProgramError
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.executor.select_scoring import decide, with_tokens
@@ -72,6 +73,9 @@ class ResponseReader:
             wire.WireToolCall(call.id or f"call_{k}", call.name, call.arguments or "{}")
             for k, call in enumerate(choices[0].calls)
         )
+        if calls:
+            first = replace(samples[0], text=samples[0].text + called_text(calls))
+            samples = (first, *samples[1:])
         return GenOutcome(samples, usage, times=wire.Times(first=self.first), calls=calls)
 
 

@@ -336,6 +336,34 @@ def test_tools_are_sent_and_their_results_returned(serve: Any, fake: ModuleType,
         assert value.usage == wire.TokenUsage(18, 0, 4), "the sum of both rounds"
 
 
+def test_conversation_with_calls_has_their_text(serve: Any, fake: ModuleType) -> None:
+    @bn.tool
+    def price(item: str) -> float:
+        "The price of an item."
+        return 24.5
+
+    def answer(path: str, body: Any) -> Any:
+        if body["messages"][-1]["role"] == "tool":
+            return fake.chat("It costs 24.5.")
+        called = {"name": "price", "arguments": '{"item": "lamp"}'}
+        return fake.chat(
+            "Let me see.", finish="tool_calls", tool_calls=[{"id": "c", "type": "function", "function": called}]
+        )
+
+    api, backend = serve(answer)
+
+    @bn.function
+    def ask(s: bn.State) -> None:
+        s += bn.user("A lamp?") + bn.assistant(bn.gen("a", tools=[price]))
+
+    state = ask.run(backend=backend)
+    turn = 'Let me see.<tool_call>{"name": "price", "arguments": {"item": "lamp"}}</tool_call>'
+    assert [message["content"] for message in state.messages()] == ["A lamp?", turn, "24.5", "It costs 24.5."]
+    assert turn in state.text()
+    assert api.bodies[1]["messages"][1]["content"] == "Let me see."
+    assert api.bodies[1]["messages"][1]["tool_calls"][0]["function"]["name"] == "price"
+
+
 def test_tool_calls_beyond_max_rounds_raise(serve: Any, fake: ModuleType) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     _, backend = serve(lambda path, body: fake.chat(None, tool_calls=[call]))
