@@ -1,6 +1,6 @@
 """Six workloads of programs that call a model many times. Each is a list of trees of calls, which all systems run.
 
-A call's prompt is its parent's prompt, its parent's output and a text of its own; its children begin when it has ended.
+A call's prompt is its parent's prompt, its parent's output and its own text; its children begin when it has ended.
 Sizes are in tokens: a text of n words has n tokens (random_models.py). Needs only the standard library, because it also
 runs in the peers' environments.
 """

@@ -81,7 +81,7 @@ class Program:
 
 
 class Crowd:
-    """Runs programs on a machine, each from its start time on.
+    """Runs programs on a machine, each beginning at its start time.
 
     bodies      (start time, program)
     foresees    send the KV hints that a server sends: which states wait, and how long similar waits took before

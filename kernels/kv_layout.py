@@ -177,8 +177,8 @@ def group_of(head_dim: int) -> int:
 
 
 def native_kind(k_pool: Pool, v_pool: Pool) -> int:
-    """The C++ library's number for the dtypes of a pair of pools. 0: both are in the dtype of the computation; from 1
-    on: the entries of KV_KINDS, in order; -1: the library does not support the pair."""
+    """The C++ library's number for the dtypes of a pair of pools. 0: both are in the dtype of the computation; 1
+    and more: the entries of KV_KINDS, in order; -1: the library does not support the pair."""
     if not isinstance(k_pool, Quantized) or not isinstance(v_pool, Quantized):
         return -1 if isinstance(k_pool, Quantized) or isinstance(v_pool, Quantized) else 0
     return _NATIVE_KINDS.get((k_pool.numbers.dtype, v_pool.numbers.dtype), -1)

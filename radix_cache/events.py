@@ -63,13 +63,13 @@ class CacheEvents:
         self._next = first
 
     def stored(self, node: Node, first: int) -> None:
-        """Logs that the tokens of a node, from byte `first` of its key on, were stored on the device. A token has 4
+        """Logs that the tokens of a node, starting at byte `first` of its key, were stored on the device. A token has 4
         bytes."""
         self._record("stored", node, first // self._tree.width)
 
     def removed(self, node: Node, first: int) -> None:
-        """Logs that the tokens of a node, from byte `first` of its key on, leave the device. Call before they leave. A
-        token has 4 bytes."""
+        """Logs that the tokens of a node, starting at byte `first` of its key, leave the device. Call before they
+        leave. A token has 4 bytes."""
         if node.pages:
             self._record("removed", node, -(-first // self._tree.width))
 

@@ -8,7 +8,7 @@ another model, layout or version is overwritten; any other file is refused.
 
     file header   one block of 4 KiB
     labels        one per page, of equal size
-    pages         from the next border of 4 KiB on
+    pages         starting at the next border of 4 KiB
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ class WindowTable:
 
     @property
     def held(self) -> list[int]:
-        """The pages that the lease uses, each as often as it is used: the pages from the window on, then the pages of
-        the text's first tokens in reverse order, then the source of a copy."""
+        """The pages that the lease uses, each as often as it is used: the pages starting at the window, then the
+        pages of the text's first tokens in reverse order, then the source of a copy."""
         first = self.pages[: min(self._window.n_first, self._first)][::-1]
         return [*self.pages[self._first :], *first, *([self._source] if self._source >= 0 else [])]
 

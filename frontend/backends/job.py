@@ -127,14 +127,14 @@ class LocalPrompt(Prompt):
         return self._text
 
     def render(self, start: int) -> str:
-        """The pieces from `start` on as text."""
+        """The pieces as text, starting at piece `start`."""
         marks = (piece for k in reversed(range(start)) if isinstance(piece := self.pieces[k], _TURN_MARKS))
         role = role_after(next(marks, ""), None)
         is_first = not any(isinstance(piece, wire.BeginTurn) for piece in islice(self.pieces, start))
         return self._rendered(start, Place(role, is_first))[0]
 
     def _rendered(self, start: int, place: Place) -> tuple[str, Place]:
-        """The pieces from `start` on as text, and the place after them. place: the one before them."""
+        """The pieces as text, starting at piece `start`, and the place after them. place: the one before them."""
         chat, (role, is_first), texts = self._chat, place, list[str]()
         for piece in self.pieces[start:]:
             match piece:
@@ -171,8 +171,8 @@ class LocalReader:
         has_tokens: bool,
         then: Callable[[GenOutcome | BanyanError], None],
     ) -> None:
-        """Call `then` with the text of the prompt from piece `start` on, as an outcome with one sample. It never has
-        token ids, even if has_tokens asks for them: a LocalPrompt does not know its tokens."""
+        """Call `then` with the text of the prompt starting at piece `start`, as an outcome with one sample. It never
+        has token ids, even if has_tokens asks for them: a LocalPrompt does not know its tokens."""
         assert isinstance(prompt, LocalPrompt)
         then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 

@@ -498,7 +498,7 @@ class _LazyBackend:
     def program(self, *arguments: Any, **options: Any) -> Any:
         """Open a program on the backend. Creates the backend if there is none yet.
 
-        A method of its own, because `hasattr(x, "program")` decides whether x is a backend. With `__getattr__` alone,
+        A separate method, because `hasattr(x, "program")` decides whether x is a backend. With `__getattr__` alone,
         this question would already create the backend.
         """
         return self._make().program(*arguments, **options)

@@ -1,8 +1,8 @@
 """How a `select` scores its choices. The server computes the log-probability of each token of each choice after the
 prompt, and one of three methods computes a score per choice from them.
 
-If the method is a user's own, it runs in the client process. Meanwhile the state waits on the server, and the body goes
-on.
+If the method is a user's own, it runs in the client process. Meanwhile the state waits on the server, and the body
+continues.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def ragged(
              row follows the one before it
     wanted   for each request, how many of its last rows need a result; None: all
     chunk    number of tokens in a chunk, a multiple of page_size, for layers that attend only inside chunks: `local`
-             becomes the batch for these layers, in which the rows and keys of each chunk are a request of their own.
+             becomes the batch for these layers, in which the rows and keys of each chunk are a separate request.
              Cannot be combined with `parents`
 
     Raises ValueError if a request has more rows than tokens or too few pages, if `parents` contains an invalid tree, or

@@ -91,7 +91,7 @@ def _linear(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Computes a block of outputs for a block of rows, over one part of the inputs (split-K). n_each: number of inputs
-    in a part, a multiple of BLOCK_K. p_out: for each part an output of its own, [n_rows, n_out]."""
+    in a part, a multiple of BLOCK_K. p_out: a separate output for each part, [n_rows, n_out]."""
     o_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     m_m, m_n = o_m < n_rows, o_n < n_out

@@ -332,8 +332,8 @@ constexpr int PART_GROUPS = 16;  // groups that are unpacked at a time (measured
 // there are registers. With it, 4 bits take 0.8 of the time.
 inline void pin(vi& x) { asm volatile("" : "+x"(x)); }
 
-// c[r][0 .. 16) += the products of n_groups groups of R rows of one tile, from place `at` of SmallRows on, and of 16
-// columns, [group][8 quads][16].
+// c[r][0 .. 16) += the products of n_groups groups of R rows of one tile, starting at place `at` of SmallRows, and of
+// 16 columns, [group][8 quads][16].
 template <int BITS, int R, bool HAS_MIN>
 NOT_INLINED void unpacked_rows(const vi* w, const vf* scale, const vf* minimum, const SmallRows& x, int64_t at,
                                int n_groups, float* c) {

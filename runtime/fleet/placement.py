@@ -253,7 +253,7 @@ class Fleet:
 
     def set_others(self, name: str, prompt: int, out: int, rows: int) -> None:
         """Set the work that other servers have queued on a replica. prompt, out: tokens of prompts and outputs. rows:
-        requests. Each request counts as a group of its own."""
+        requests. Each request counts as its own group."""
         replica = self._replicas[name]
         before, replica.others = replica.others, (prompt, out, rows)
         self._add(replica, *(now - old for now, old in zip(replica.others, before, strict=True)))

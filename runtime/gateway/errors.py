@@ -39,7 +39,7 @@ _STATUSES: dict[int, tuple[type[BanyanError], ...]] = {
     503: (errors.Cancelled, errors.RuntimeLost),
 }
 """Status -> classes of errors. The first entry that matches decides; all other errors are 500. Clients send a request
-again after any status from 500 on, so a request that kills engines gets 400."""
+again after any status of 500 or above, so a request that kills engines gets 400."""
 
 
 class HTTPError(Exception):

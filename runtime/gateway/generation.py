@@ -178,7 +178,7 @@ def check_copies(gen: wire.Gen, n: int) -> None:
 
 def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
     """Make the ops for `n` outputs of `gen`. The refs of their values are gen.ref, gen.ref + 1, ... If n > 1, each
-    output gets a forked state of its own, numbered from `child`, so that all of them can stream."""
+    output gets its own forked state, numbered from `child`, so that all of them can stream."""
     if n == 1:
         return [gen]
     children = tuple(range(child, child + n))

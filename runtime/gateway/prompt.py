@@ -20,7 +20,8 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.IGNORECASE)
 
 class PromptWriter:
     """Converts the messages of one conversation to the parts of a prompt (wire.Part): texts, images, begins and ends of
-    turns. Tool calls get new ids, nine-digit numbers from 0 on, because Mistral's chat templates require this form."""
+    turns. Tool calls get new ids, nine-digit numbers starting at 0, because Mistral's chat templates require this
+    form."""
 
     def __init__(self, chat: wire.ChatMarkers) -> None:
         self._chat = chat

@@ -769,9 +769,9 @@ class Run(Wire, frozen=True):
     ids: the whole prompt, int32. sample: the index among the gen's n samples. stop_ids: int32 ids that end the output
     and are not part of it: eos, stop_token_ids, and, if min_tokens is 0, every token that contains a whole stop string.
     n_done: how many ids at the end of `ids` are output that was generated before an engine died; penalties, min_tokens
-    and random numbers count them as output. score_from: if >= 1, return the logprobs of prompt tokens from this index
-    on, in Finish; max_tokens may then be 0. namespace: root key of the KV (tenant, adapter, weights). Requests of two
-    namespaces share nothing.
+    and random numbers count them as output. score_from: if >= 1, return the logprobs of prompt tokens starting at this
+    index, in Finish; max_tokens may then be 0. namespace: root key of the KV (tenant, adapter, weights). Requests of
+    two namespaces share nothing.
     """
 
     rid: int

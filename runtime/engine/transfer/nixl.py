@@ -67,7 +67,7 @@ class Nixl(Transport):
         metadata, address, name, number = words
         try:
             peer = self.agent.add_remote_agent(b64decode(metadata))
-        except Exception as e:  # NIXL's errors have no base of their own
+        except Exception as e:  # NIXL's errors have no common base class
             raise TransferFailed(f"NIXL does not reach the other engine: {e!r}") from e
         with self._lock:
             target = self._targets.take(n_bytes)

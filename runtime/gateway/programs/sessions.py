@@ -1,5 +1,5 @@
-"""Connections to the server, one for each HTTP client that sends programs. The server sees each connection as a client
-of its own. So its limits, its fairness and its handling of lost clients work as for clients on the socket."""
+"""Connections to the server, one for each HTTP client that sends programs. The server sees each connection as a
+separate client. So its limits, its fairness and its handling of lost clients work as for clients on the socket."""
 
 from __future__ import annotations
 

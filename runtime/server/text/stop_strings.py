@@ -25,7 +25,7 @@ def check_stops(stops: tuple[str, ...]) -> None:
 
 
 class StopStrings:
-    """The automaton of some stop strings. Its states are numbers, from START on.
+    """The automaton of some stop strings. Its states are numbers, starting at START.
 
     A state stands for the longest suffix of the text that is a prefix of a stop.
     """
