@@ -3,7 +3,7 @@
 Each state does its ops in order. A state waits while its gen, select or read runs, and while its next op needs a value
 or a child state that does not exist yet. Otherwise, states do not wait for each other. An error breaks the state in
 which it occurs: each op that is still queued there fails, and so do the ops of other states that depend on that op.
-Other states go on.
+Other states continue.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Generator(Protocol):
         has_tokens: bool,
         then: Callable[[GenOutcome | BanyanError], None],
     ) -> None:
-        """Read the text of a prompt from piece `start` on, and call `then` with it, now or later. has_tokens: `then`
-        also gets the tokens. The executor appends nothing to the prompt before `then` is called."""
+        """Read the text of a prompt starting at piece `start`, and call `then` with it, now or later. has_tokens:
+        `then` also gets the tokens. The executor appends nothing to the prompt before `then` is called."""
 
 
 class ProgramObserver:
@@ -641,7 +641,7 @@ class Executor:
             self._unneeded.append(state)
 
     def _count_needs(self, state: RunningState, op: QueuedOp, n: int) -> None:
-        """Count the states that `op` needs, which are others than `state`, in whose queue it is: those that make the
+        """Count the states that `op` needs other than `state`, in whose queue it is: those that make the
         values it inserts, or the child that it joins. n: 1 if the op was queued, -1 if it is queued no more."""
         match op:
             case wire.Append(parts=parts):

@@ -1,4 +1,4 @@
-"""A gen or select under way in a state. A generation takes several attempts if the client answers between them: with
+"""A gen or select in progress in a state. A generation takes several attempts if the client answers between them: with
 tool results, or with a correction of the output.
 
 The classes are state machines without side effects: `take` and `answer` return what the executor does next.
@@ -22,10 +22,10 @@ Results. None: make another attempt."""
 
 
 class Generation:
-    """A gen or select under way. This class makes one attempt; its subclasses may make several.
+    """A gen or select in progress. This class makes one attempt; its subclasses may make several.
 
     order: the sort key of its requests within the program, as in wire.Run.
-    called: the question to the client that has no answer yet; None: there is none.
+    called: the question to the client that has no answer yet; None if there is none.
     memo: data that the generator keeps between the attempts.
     """
 
@@ -123,7 +123,7 @@ class ToolLoop(Generation):
         if self.round >= self._max_rounds:
             names = ", ".join(dict.fromkeys(call.name or "?" for call in outcome.calls))
             n = self._max_rounds
-            message = f"the model still calls tools ({names}) after {n} rounds, the most that max_rounds allows"
+            message = f"the model still calls tools ({names}) after {n} rounds, the limit of max_rounds"
             return ToolError(message)
         self.prompt.append_calls(outcome)
         self._calls = outcome.calls
@@ -147,7 +147,7 @@ class ClientChoice(Generation):
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
         if outcome.scores is None:
             return Unsupported(
-                "a choices_method of your own needs the scores of the choices, which this backend does not return"
+                "your own choices_method needs the scores of the choices, which this backend does not return"
             )
         return self._ask(outcome, usage)
 

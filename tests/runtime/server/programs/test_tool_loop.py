@@ -200,7 +200,7 @@ def test_calls_beyond_max_rounds_fail(begin: Callable[..., Any]) -> None:
     b.submit(Results(0, 0, 0, ("1", "2", "3")))
     b.run()
     assert b.failed(0).code == "tool"
-    assert b.failed(0).message == "the model still calls tools (f, g) after 1 rounds, the most that max_rounds allows"
+    assert b.failed(0).message == "the model still calls tools (f, g) after 1 rounds, the limit of max_rounds"
     assert begin({OPEN: call("f")}, tools=wire.Tools(TOOLS.specs, max_rounds=0)).failed(0).code == "tool"
 
 
