@@ -483,10 +483,10 @@ def test_connect_to_what_cannot_be_an_address_fails(path: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (wire.Welcome(version=99, model="m", max_context=1), "another version"),
+        (wire.Welcome(version=99, model="m", max_context=1), "a different protocol version"),
         (wire.Failed(-1, 0, "connect_failed", "the server speaks version 3"), "speaks version 3"),
         (b"nonsense", "not a Banyan server"),
-        (wire.Pong(), "another version"),
+        (wire.Pong(), "a different protocol version"),
     ],
 )
 def test_connect_refuses_a_foreign_server(stub: Callable[..., Stub], answer: Any, error: str) -> None:
