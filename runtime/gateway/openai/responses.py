@@ -35,6 +35,7 @@ from banyan.runtime.gateway.openai.responses_types import (
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sent_calls import SentCalls
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.http_frames import MAX_BODY
 from banyan.runtime.protocol.roles import ASSISTANT
 
 
@@ -82,19 +83,33 @@ def _system(body: ResponsePrompt) -> list[ChatTurn]:
 
 
 def _turns(request: HTTPRequest, body: ResponsePrompt) -> list[ChatTurn]:
-    """The messages in the input of a request, with the items to which it refers. HTTPError: an item is invalid, or the
-    tenant has no such item."""
-    if isinstance(body.input, str):
+    """The messages in the input of a request, with the items to which it refers. HTTPError: an item is invalid, the
+    tenant has no such item, or the input is too long with the items."""
+    if isinstance(body.input, str) or not (wanted := {one.id for one in body.input if one.type == "item_reference"}):
         return turns_of(body.input)
-    items = list(body.input)
-    references = {k: item.id for k, item in enumerate(items) if item.type == "item_reference"}
-    found = request.gateway.responses.items(request.tenant, set(references.values())) if references else {}
-    for k, number in references.items():
-        if number not in found:
-            text = f"there is no item {str(number)[:80]!r}, or its response is not kept any more; send the item itself"
-            raise HTTPError(404, text, param=f"input[{k}].id", code="not_found")
-        items[k] = msgspec.convert(found[number], InputItem)
-    return turns_of(items)
+    given, n_bytes = [], len(request.body)
+    items = {
+        number: (msgspec.convert(item, InputItem), len(msgspec.json.encode(item)))
+        for number, item in request.gateway.responses.items(request.tenant, wanted).items()
+    }
+    for k, one in enumerate(body.input):
+        if one.type != "item_reference":
+            given.append(one)
+            continue
+        param = f"input[{k}].id"
+        if one.id is None:
+            raise HTTPError(400, "an item_reference must have an id", param=param)
+        if one.id not in items:
+            text = f"there is no item {one.id[:80]!r}, or its response is not kept any more; send the item itself"
+            raise HTTPError(404, text, param=param, code="not_found")
+        item, n_item = items[one.id]
+        n_bytes += n_item  # each time: the prompt repeats the item
+        if n_bytes > MAX_BODY:
+            raise HTTPError(
+                413, f"with the items to which it refers, the body has more than {MAX_BODY} bytes", param=param
+            )
+        given.append(item)
+    return turns_of(given)
 
 
 async def count_input(request: HTTPRequest) -> Reply:

@@ -100,6 +100,37 @@ def test_items_of_stored_responses_are_input_by_reference(openai_client: openai.
     assert raised.value.param == "input[3].id"
 
 
+def test_a_reference_has_an_id_and_leaves_the_items_of_the_request(openai_client: openai.OpenAI) -> None:
+    """A reference replaced an item of the request that has the same id."""
+
+    def count(*items: Any) -> int:
+        given: Any = [*items, {"role": "user", "content": "Thanks."}]
+        return openai_client.responses.input_tokens.count(model="pocket", input=given).input_tokens
+
+    (item,) = create(openai_client).output
+    said = {"type": "item_reference", "id": item.id}
+    edited = item.to_dict() | {"content": [{"type": "output_text", "text": "No. " * 30}]}
+    n_before, n_said, n_edited = count(), count(said), count(edited)
+    assert n_edited > n_said
+    assert count(edited, said) == count(said, edited) == n_said + n_edited - n_before
+    with pytest.raises(openai.BadRequestError, match="must have an id") as raised:
+        count({"type": "item_reference"})
+    assert raised.value.param == "input[0].id"
+
+
+def test_the_items_to_which_a_request_refers_count_as_its_body(
+    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of 9 MB with 120,000 references to one item took 880 MB."""
+    (item,) = in_process.create()["output"]
+    said = {"type": "item_reference", "id": item["id"]}
+    monkeypatch.setattr(responses, "MAX_BODY", 5 * len(json.dumps(item)))
+    in_process.create(input=[said] * 2)
+    with pytest.raises(HTTPError, match="with the items to which it refers") as raised:
+        in_process.create(input=[said] * 6)
+    assert raised.value.status == 413
+
+
 def test_items_of_another_tenant_are_not_found(two_tenants: str) -> None:
     with (
         openai.OpenAI(base_url=f"{two_tenants}/v1", api_key="1" * 20) as first,
