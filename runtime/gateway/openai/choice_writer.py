@@ -91,7 +91,7 @@ class ChoiceWriter(ABC):
         self._suffix = b"}]" + (b',"usage":null' if self._has_usage else b"") + b"}\n\n"
         self._field = b"," + text[: text.index(b":") + 1]
         self._before, after = (b"," + text).split(b"%s")
-        self._after = after + b',"logprobs":null,"finish_reason":null' + self._suffix
+        self._after = after + b',"logprobs":null,"finish_reason":null'
         self._begun: set[int] = set()
         self._shown: defaultdict[int, ShownTokens] = defaultdict(ShownTokens)
         self._usages: dict[int, wire.TokenUsage] = {}
@@ -119,7 +119,7 @@ class ChoiceWriter(ABC):
     def _text(self, index: int, text: str) -> bytes:
         """A chunk of choice `index` that has only text. Most chunks do, so the rest of such a chunk is encoded in
         advance, which makes this faster than `_choice`."""
-        return b"%s%d%s%s%s" % (self._prefix, index, self._before, _encode(text), self._after)
+        return b"%s%d%s%s%s%s" % (self._prefix, index, self._before, _encode(text), self._after, self._suffix)
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         """The events for a piece of choice `index`, or for its end. item: a piece of text, or at the end the whole
@@ -136,11 +136,10 @@ class ChoiceWriter(ABC):
         return self._first(index, item) + data if is_first else data
 
     def _count(self, index: int, usage: wire.TokenUsage) -> None:
-        """Note the usage of choice `index` so far, for the next chunks."""
+        """Note the usage of choice `index` so far, which each of its next chunks shows, as vLLM's do."""
         self._usages[index] = usage
         if self._each_has_usage:
-            suffix = b'}],"usage":' + _encode(usage_of(self._usages, self._n)) + b"}\n\n"
-            self._after, self._suffix = self._after.removesuffix(self._suffix) + suffix, suffix
+            self._suffix = b'}],"usage":' + _encode(usage_of({index: usage}, 1)) + b"}\n\n"
 
     def end(self) -> bytes:
         """The events that end the stream, after all choices: the usage, if the client asked for it, and [DONE]."""
