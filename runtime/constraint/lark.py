@@ -15,7 +15,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from banyan.runtime.constraint.limits import json_decoder
 from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
 
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
 _ATTRIBUTE = re.compile(r"\[\s*(\w+)\b[^\]\[:|]*\]\s*(?:\.\d+\s*)?:")
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _OPTIONS = "%llguidance {}"  # the translator begins with it; it sets nothing

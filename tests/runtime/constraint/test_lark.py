@@ -29,6 +29,7 @@ def test_embedded_schemas_are_found() -> None:
     assert [part for part in lark.split(text) if isinstance(part, dict)] == schemas
     rejoined = lark.join(lark.split(text))
     assert [part for part in lark.split(rejoined) if isinstance(part, dict)] == schemas
+    assert lark.split('start: /[\n]/ %json {} /b/') == ["start: /[\n]/ %json", {}, " /b/"]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def test_embedded_schemas_are_found() -> None:
         ("%import other (NAME)\nstart: NAME", "%import other"),
         ("%import commons (NAME)\nstart: NAME", "%import commons"),
         ("start: @other", "'@other'"),
+        ("start: /[\n]/ <[1]> /b/", "special tokens"),
     ],
 )
 def test_unsupported_feature_is_refused_by_name(text: str, message: str) -> None:
