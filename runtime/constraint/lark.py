@@ -18,6 +18,7 @@ from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
 _ATTRIBUTE = re.compile(r"\[\s*(\w+)\b[^\]\[:|]*\]\s*(?:\.\d+\s*)?:")
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _OPTIONS = "%llguidance {}"  # the translator begins with it; it sets nothing
 _DIRECTIVE = re.compile(r"%(?!ignore\b|import\s+common\s*[.(])\w*[^\n]{0,20}")
 
@@ -28,11 +29,20 @@ def from_gbnf(text: str) -> str:
     if not _GBNF.search(text):
         return text
     try:
-        translated: str = gbnf_to_lark(text)
+        translated: str = gbnf_to_lark(_ESCAPE.sub(_plain, text))
     except Exception as e:  # the translator raises plain exceptions
         why = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
         raise ConstraintSyntax(f"invalid grammar in GBNF: {why}") from None
     return translated.removeprefix(_OPTIONS)
+
+
+def _plain(escape: re.Match[str]) -> str:
+    """An escape in GBNF as the translator can take it, which drops the leading zeros of \\uXXXX and \\UXXXXXXXX.
+    Raises UnicodeDecodeError if there is no such character."""
+    if not (digits := escape[1] or escape[2]):
+        return escape[0]
+    char = int(digits, 16).to_bytes(4).decode("utf-32-be")
+    return f"\\x{ord(char):02x}" if char.isascii() else char
 
 
 def split(text: str) -> list[str | dict[str, Any]]:

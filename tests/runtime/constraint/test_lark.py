@@ -79,6 +79,11 @@ ws     ::= | " " | "\n" [ \t]{0,20}
         ('root ::= [a-z]+ "x"', ["abx", "xx"], ["x", "ab"]),
         ('root ::= city | city " is " status\ncity ::= "Rome" | "Oslo"\nstatus ::= .+', ["Rome", "Oslo is x"], ["Ro"]),
         ('root ::= item{2,3}\nitem ::= "- " [^\\n]+ "\\n"', ["- a\n- b c\n"], ["- a\n", "- \n- a\n"]),
+        (
+            r'root ::= "\u0041BC\\u0041" [\u00e9\u005d] [\U0001F600-\U0001F64F] "\u0022"',
+            ['ABC\\u0041é😀"', 'ABC\\u0041]🙏"'],
+            ['\u041bC\\u0041é😀"', 'ABC\\u0041e😀"'],
+        ),
         ('long-name ::= "b"\nroot ::= "a" long-name', ["ab"], ["a"]),
     ],
 )
@@ -94,6 +99,8 @@ def test_grammar_in_gbnf_is_translated(bench: Any, text: str, allowed: list[str]
         ('x ::= "a"', "in GBNF: No 'root' rule found"),
         ('start: "a"\nx ::= [0-9]+', "in GBNF: Expected ::= at line 1"),
         ("root ::= <|im_end|>", "in GBNF: Expected name"),
+        (r'root ::= "\UFFFFFFFF"', "in GBNF: .* code point not in range"),
+        (r'root ::= "\ud800"', "in GBNF: .* code point in surrogate"),
         ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "in GBNF: it is nested too deeply"),
     ],
 )
