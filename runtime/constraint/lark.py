@@ -17,7 +17,7 @@ from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
 
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
 _ATTRIBUTE = re.compile(r"\[\s*(\w+)\b[^\]\[:|]*\]\s*(?:\.\d+\s*)?:")
-_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # \s* would read the blank lines after each one
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _OPTIONS = "%llguidance {}"  # the translator begins with it; it sets nothing
 _DIRECTIVE = re.compile(r"%(?!ignore\b|import\s+common\s*[.(])\w*[^\n]{0,20}")
