@@ -30,6 +30,8 @@ def from_gbnf(text: str) -> str:
         return text
     try:
         translated: str = gbnf_to_lark(_ESCAPE.sub(_plain, text))
+    except MemoryError:
+        raise
     except Exception as e:  # the translator raises plain exceptions
         why = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
         raise ConstraintSyntax(f"invalid grammar in GBNF: {why}") from None

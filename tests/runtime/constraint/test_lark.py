@@ -109,6 +109,15 @@ def test_invalid_gbnf_raises(text: str, message: str) -> None:
         lark.from_gbnf(text)
 
 
+def test_memory_that_is_out_is_no_invalid_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    def translate(text: str) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(lark, "gbnf_to_lark", translate)
+    with pytest.raises(MemoryError):
+        lark.from_gbnf('root ::= "a"')
+
+
 def test_assignment_sign_in_a_string_is_no_ebnf() -> None:
     text = 'start: "::=" /::=/  // ::='
     assert lark.split(lark.from_gbnf(text)) == [text]
