@@ -18,6 +18,8 @@ from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
 _ATTRIBUTE = re.compile(r"\[\s*(\w+)\b[^\]\[:|]*\]\s*(?:\.\d+\s*)?:")
 _GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # \s* would read the blank lines after each one
+_IN_GBNF = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^]\\])*\]?|((?:\s|#[^\n]*)+)', re.DOTALL)
+"""A string, a class, or (group 1) the space between two symbols."""
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _OPTIONS = "%llguidance {}"  # the translator begins with it; it sets nothing
 _DIRECTIVE = re.compile(r"%(?!ignore\b|import\s+common\s*[.(])\w*[^\n]{0,20}")
@@ -29,13 +31,20 @@ def from_gbnf(text: str) -> str:
     if not _GBNF.search(text):
         return text
     try:
-        translated: str = gbnf_to_lark(_ESCAPE.sub(_plain, text))
+        translated: str = gbnf_to_lark(_IN_GBNF.sub(_simpler, text))
     except MemoryError:
         raise
     except Exception as e:  # the translator raises plain exceptions
         why = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
         raise ConstraintSyntax(f"invalid grammar in GBNF: {why}") from None
     return translated.removeprefix(_OPTIONS)
+
+
+def _simpler(piece: re.Match[str]) -> str:
+    """A piece of GBNF as the translator can take it, which wants the | between two lines at the end of the first."""
+    if piece[1] is None:
+        return _ESCAPE.sub(_plain, piece[0])
+    return " " if piece.string.startswith("|", piece.end()) else piece[0]
 
 
 def _plain(escape: re.Match[str]) -> str:

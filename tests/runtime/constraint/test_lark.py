@@ -29,7 +29,7 @@ def test_embedded_schemas_are_found() -> None:
     assert [part for part in lark.split(text) if isinstance(part, dict)] == schemas
     rejoined = lark.join(lark.split(text))
     assert [part for part in lark.split(rejoined) if isinstance(part, dict)] == schemas
-    assert lark.split('start: /[\n]/ %json {} /b/') == ["start: /[\n]/ %json", {}, " /b/"]
+    assert lark.split("start: /[\n]/ %json {} /b/") == ["start: /[\n]/ %json", {}, " /b/"]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,11 @@ ws     ::= | " " | "\n" [ \t]{0,20}
             r'root ::= "\u0041BC\\u0041" [\u00e9\u005d] [\U0001F600-\U0001F64F] "\u0022"',
             ['ABC\\u0041é😀"', 'ABC\\u0041]🙏"'],
             ['\u041bC\\u0041é😀"', 'ABC\\u0041e😀"'],
+        ),
+        (
+            'root ::= "a\\"\\n|" [\\]"]  # "\n\n  | [|\n]\r\n\t| b\n# | "x"\nb ::=\n"c"',
+            ['a"\n|]', 'a"\n|"', "|", "\n", "c"],
+            ["a", "x", '"', " "],
         ),
         ('long-name ::= "b"\nroot ::= "a" long-name', ["ab"], ["a"]),
     ],
