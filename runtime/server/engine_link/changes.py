@@ -68,6 +68,8 @@ class EngineChanges:
     """The life of a server's engines: takes their reports, replaces those that die, adds and drains engines, scales
     their number by the load, and changes their weights.
 
+    name       the name of the model, or during a change of weights of the old one. (A link to the directory may lead to
+               another model since.)
     directory  the directory of the model; during a change of weights, that of the old one
     roll       the change of weights in progress; None: there is none
     n_deaths   how many engines have died
@@ -93,6 +95,7 @@ class EngineChanges:
         ray: RayEngines | None,
     ) -> None:
         self._server, self._config, self.directory = server, config, directory
+        self.name = name_of(directory)
         self._replicas, self._requests, self._questions, self.programs = replicas, requests, questions, programs
         self._adapters, self._tenants, self._images = adapters, tenants, images
         self._observer, self._ray = observer, ray
@@ -100,11 +103,6 @@ class EngineChanges:
         self._awaited: deque[Then] = deque()  # callbacks of engines that have not joined yet
         self.roll: WeightsRoll | None = None
         self.n_deaths = 0
-
-    @property
-    def name(self) -> str:
-        """The name of the model."""
-        return name_of(self.directory)
 
     def change(self, ask: wire.Ask, then: Then) -> None:
         """Add or drain an engine, or change the weights, as `ask` says. then: called at the end of the change, with ""
@@ -427,7 +425,7 @@ class EngineChanges:
             self._replicas.model = roll.before
             self._server.log("info", f"the weights are not changed: {error}")
         else:
-            self.directory = roll.directory
+            self.directory, self.name = roll.directory, name_of(roll.directory)
             if isinstance(self._images, Images):
                 self._images.move(roll.directory)  # the one before may be deleted now
             self._server.log("info", f"all engines have {roll.model}")

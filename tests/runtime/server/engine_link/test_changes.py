@@ -66,6 +66,18 @@ def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> Non
     assert msgspec.msgpack.decode(images._helper.hello, type=ProcessStart).directory == str(same)
 
 
+def test_the_model_keeps_its_name_when_a_link_to_it_changes(tmp_path: Path) -> None:
+    """The link names the next model before a change of weights, or without one."""
+    link = tmp_path / "current"
+    link.symlink_to(tmp_path / "v1")
+    changes = make(SimpleNamespace(model=""), directory=link)
+    link.unlink()
+    link.symlink_to(tmp_path / "v2")
+    assert changes.name == "v1"
+    changes.end_roll(SimpleNamespace(directory=link, model=str(link), then=lambda error: None))
+    assert changes.name == "v2"
+
+
 def test_engine_gets_an_error_for_an_image_on_which_the_server_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
