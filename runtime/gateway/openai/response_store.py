@@ -102,6 +102,12 @@ class StoredResponse:
     task: asyncio.Task[None] | None = None
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the response has its whole output. If not, it still runs, has failed or was cancelled, and no request
+        may continue it or refer to its items."""
+        return self.payload["status"] in ("completed", "incomplete")
+
+    @property
     def has_program(self) -> bool:
         """Whether the server still has the program of the conversation."""
         return not self.branch.conversation.program.is_over
@@ -168,9 +174,10 @@ class ResponseStore:
         return stored
 
     def items(self, tenant: str, numbers: Collection[str | None]) -> dict[str | None, dict[str, Any]]:
-        """The output items with the ids `numbers` that this tenant has, by id. Marks their responses as used."""
+        """The output items with the ids `numbers` that this tenant has in finished responses, by id. Marks the
+        responses as used."""
         found: dict[str | None, dict[str, Any]] = {}
-        for one in [one for one in self._stored.values() if one.tenant == tenant]:
+        for one in [one for one in self._stored.values() if one.tenant == tenant and one.is_finished]:
             if items := {item["id"]: item for item in one.payload["output"] if item["id"] in numbers}:
                 found |= items
                 self._stored.move_to_end(one.payload["id"])

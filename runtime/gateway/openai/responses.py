@@ -72,7 +72,7 @@ def _previous(request: HTTPRequest, body: ResponsePrompt) -> StoredResponse | No
             raise HTTPError(400, "input must have at least one item, or previous_response_id be given", param="input")
         return None
     before = request.gateway.responses.get(request.tenant, body.previous_response_id, "previous_response_id")
-    if before.payload["status"] not in ("completed", "incomplete"):
+    if not before.is_finished:
         text = f"the previous response is {before.payload['status']}; it must be completed or incomplete"
         raise HTTPError(400, text, param="previous_response_id")
     return before

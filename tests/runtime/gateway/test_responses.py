@@ -473,6 +473,18 @@ def test_conversations_whose_program_is_over_do_not_count() -> None:
     assert [*store._stored] == [*(f"over{k}" for k in range(5)), "open1", "open2"]
 
 
+def test_only_items_of_finished_responses_are_found() -> None:
+    client: Any = SimpleNamespace(welcome=SimpleNamespace(max_programs=0, max_client=1 << 30))
+    conversation = response_store.Conversation(client, SimpleNamespace(is_over=False))  # type: ignore[arg-type]
+    branch = response_store.ConversationBranch(conversation, 0, PromptWriter(wire.ChatMarkers({})), ())
+    store = response_store.ResponseStore()
+    states = ("in_progress", "completed", "incomplete", "failed", "cancelled")
+    for status in states:
+        payload = {"id": f"resp_{status}", "status": status, "output": [{"id": status}]}
+        store.put(response_store.StoredResponse("", payload, [], None, branch))
+    assert [*store.items("", states)] == ["completed", "incomplete"]
+
+
 def test_turns_count_after_the_end_of_their_program() -> None:
     """A response keeps all turns of its conversation, but only those of its own request counted: the memory of the HTTP
     process had no limit."""
