@@ -124,6 +124,7 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     ConfigError: options are unknown or cannot be translated. Its message names all of them, and what to write instead.
     """
     found: dict[str, Any] = {}
+    names: dict[str, str] = {}  # translated option -> the name by which it was given
     refused: list[str] = []
     for name, value in options.items():
         if name in config.Config.__struct_fields__:
@@ -133,8 +134,8 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
         elif name in TRANSLATED:
             ours, function = TRANSLATED[name]
             found[ours] = value if function is None else function(value)
-            if ours in options:
-                refused.append(f"{name} and {ours} are the same; give one of them")
+            if (other := ours if ours in options else names.setdefault(ours, name)) != name:
+                refused.append(f"{name} and {other} are the same; give one of them")
         elif name in ONLY:
             values, why = ONLY[name]
             if value not in values:

@@ -53,6 +53,9 @@ def test_all_refused_options_are_named_at_once() -> None:
     ]
     with pytest.raises(sgl.ConfigError, match="context_length and context are the same"):
         sgl.Engine(context_length=1, context=1)
+    with pytest.raises(sgl.ConfigError, match="tensor_parallel_size and tp_size are the same; give one of them"):
+        translate({"tp_size": 2, "context_length": 1, "tensor_parallel_size": 4})
+    assert translate({"tp_size": 2, "tensor_parallel_size": None}) == {"tp": 2}
 
 
 def test_tokenizer_of_another_directory_is_refused() -> None:
