@@ -92,11 +92,15 @@ class JSONProgram:
         limits = None if self._n_sent else body.limits
         if limits is not None and not limits.left:
             limits = replace(limits, left=limits.timeout)
-        answered = {op.ref: op for op in body.ops if isinstance(op, wire.Results)}
-        for ref, results in answered.items():
-            if ref not in self._called or (self._missing[ref], self._called[ref]) != (results.state, results.round):
-                text = f"nothing waits for ref {ref}, round {results.round} in state {results.state}"
+        answered: set[int] = set()
+        for op in body.ops:
+            if not isinstance(op, wire.Results):
+                continue
+            waits = op.ref not in answered and self._called.get(op.ref) == op.round
+            if not waits or self._missing[op.ref] != op.state:
+                text = f"nothing waits for ref {op.ref}, round {op.round} in state {op.state}"
                 raise HTTPError(400, f"{text}; `results` have the ref and round of a `called`", param="ops")
+            answered.add(op.ref)
         refs = {op.ref: op.state for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read)}
         if END in refs:
             raise HTTPError(400, f"the ref {END} is reserved; use smaller numbers", param="ops")

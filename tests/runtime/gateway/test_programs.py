@@ -423,6 +423,9 @@ def test_results_for_which_nothing_waits_are_refused(wrong: wire.Results) -> Non
     program.note(wire.Called(0, 0, 0, 0, ()))
     with pytest.raises(HTTPError, match=f"nothing waits for ref {wrong.ref}, round {wrong.round} in state"):
         program.message(ProgramRequest((wrong,)))
+    for ops in ((wrong, *right.ops), (*right.ops, wrong), right.ops * 2):
+        with pytest.raises(HTTPError, match="nothing waits"):
+            program.message(ProgramRequest(ops))
     program.message(right)
     with pytest.raises(HTTPError, match="nothing waits"):
         program.message(right)
