@@ -456,6 +456,8 @@ def _serve(options: argparse.Namespace) -> int:
             "--isolate connection does not separate clients over HTTP, whose requests come over one connection of the "
             "HTTP process; leave it out, or leave --http out. --http-keys and --http-isolate separate them"
         )
+    if both := config.adapters.keys() & configs.model_names(http.models):
+        raise ConfigError(f"--http-models and --adapter have the same name {min(both)}; give the adapter another one")
     if options.http:
         launch.check_gateway(http)  # raises before the server loads a model
     server = launch.start(config)

@@ -38,7 +38,8 @@ def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
 
 async def models(request: HTTPRequest) -> Reply:
     """Lists the server's model and its adapters."""
-    names = [*request.gateway.names, *await _adapters(request)]
+    # an adapter may have a name of the model, which then stands for the model
+    names = [*dict.fromkeys((*request.gateway.names, *await _adapters(request)))]
     pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
     return json_reply({"object": "list", "data": [_described(request, name) for name in names]} | pages)
 

@@ -297,6 +297,10 @@ def test_options_of_the_http_interface_need_it(
         (["--http", "0", "--http-cors", "x"], "http_cors has 'x'"),
         (["--http", "0", "--http-models", "a,,b"], "http_models has ''"),
         (["--http", "0", "--isolate", "connection"], "--isolate connection does not separate clients over HTTP"),
+        (
+            ["--http", "0", "--http-models", "a,b", "--adapter", "b=d"],
+            "--http-models and --adapter have the same name b",
+        ),
     ],
 )
 def test_options_of_the_http_interface_are_checked_before_a_model_is_loaded(

@@ -102,3 +102,11 @@ def test_response_whose_adapter_was_replaced_can_be_continued(
     poems.ask("load_adapter", name="poems", path=str(other))
     again = openai_client.responses.create(input="Again.", previous_response_id=first.id, **options)
     assert again.output_text
+
+
+@pytest.mark.usefixtures("poems")
+def test_an_adapter_with_a_name_of_the_model_is_listed_once(pocket: launch.ServerProcess) -> None:
+    http = config.HTTPConfig(socket=str(pocket.socket), address="0", models="small, poems")
+    with closing(launch.start_gateway(http)) as gateway:
+        found = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+        assert [one.id for one in found.models.list().data] == ["small", "poems"]
