@@ -21,6 +21,7 @@ from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""The length is OpenAI's limit, so that a tool works with each backend. Our HTTP interface takes longer names."""
 _NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
