@@ -70,20 +70,20 @@ MAX_REFUSALS = 16
 """This many bad messages of one peer are answered with an error. Later ones are ignored."""
 
 MAX_COUNTED_PEERS = 4096
-"""Most peers whose refused messages are counted."""
+"""Maximum number of peers whose refused messages are counted."""
 
 MAX_LOGGED = 1000
-"""Most characters of a line of the log."""
+"""Maximum number of characters of a line of the log."""
 
 MAX_LOGGED_NAME = 100
-"""Most characters of a client's name for itself that the log shows."""
+"""Maximum number of characters of a client's name for itself that the log shows."""
 
 PING = wire.encode(wire.Ping())
 ACKNOWLEDGE, CANCEL = (wire.encode(one).partition(b"\0")[0] for one in (wire.Acknowledge(0), wire.Cancel(0, 0)))
 """The first bytes of an encoded Acknowledge or Cancel: all that come before the number of its program."""
 
 LEAVE_TIMEOUT = 1.0
-"""Most seconds for which the server still receives the last messages of a client that left."""
+"""Maximum time in seconds for which the server still receives the last messages of a client that left."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -100,7 +100,7 @@ class Server:
     """Everything that runs in the server process.
 
     `run` returns when the parent process is gone or a signal asked for the end. It raises an error if the server cannot
-    go on, for example because no engine can be started any more."""
+    continue, for example because no engine can be started any more."""
 
     def __init__(
         self, config: Config, alive_fd: int | None, ready_fd: int | None, is_private: bool, engine: Sequence[str]
@@ -262,7 +262,7 @@ class Server:
 
     def _durables(self, undo: contextlib.ExitStack) -> Durables:
         """Make the journal of durable programs. The result has no journal if no client could come back to its programs:
-        if the server ends with the process that started it, or if each connection is a tenant of its own."""
+        if the server ends with the process that started it, or if each connection is its own tenant."""
         if self._is_private:
             why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
             return Durables(unsupported=why)

@@ -13,7 +13,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.replica_process import ReplicaProcess
 
 MAX_ADAPTERS = 1024
-"""The most adapters that may have a name at the same time."""
+"""Maximum number of adapters that may have a name at the same time."""
 
 
 class NamedAdapter(NamedTuple):
@@ -55,7 +55,7 @@ class AdapterNames:
         names."""
         check_adapter_name(name)
         if len(self._adapters) == MAX_ADAPTERS:
-            raise ConfigError(f"there are already {MAX_ADAPTERS} adapters, the most that are allowed; unload one first")
+            raise ConfigError(f"there are already {MAX_ADAPTERS} adapters, which is the maximum; unload one first")
         if name in self._adapters:
             raise ConfigError(f"there is an adapter {name!r} already; unload it first")
 
@@ -145,7 +145,7 @@ class EngineAdapters:
                 return False, b""
             is_same = digests.get(name) == self._names.digest(ask.name)
             if not is_same and (engine := self._odd_one(name, ask.name)) is not None:
-                why = f"it has other files of adapter {ask.name!r}" if answer.ok else answer.body.decode()
+                why = f"its files of adapter {ask.name!r} differ" if answer.ok else answer.body.decode()
                 self._refuse(engine, f"engine {name} lacks what the others have: {why}")
                 return False, b""
             if not answer.ok:  # the adapter's files are gone
@@ -158,15 +158,15 @@ class EngineAdapters:
                 return False, e.message.encode()
             odd = next((one for one, digest in digests.items() if digest != digests.get(name)), "")
             if answer.ok and odd:
-                return False, f"engine {odd} has other files of adapter {ask.name!r} than engine {name}".encode()
+                return False, f"engine {odd}'s files of adapter {ask.name!r} differ from engine {name}'s".encode()
         if answer.ok:
             self._names.add(ask.name, ask.path, digests[name])
         return answer.ok, answer.body
 
     def _odd_one(self, name: str, adapter: str) -> ReplicaProcess | None:
-        """Called if the engine `name` could not load an adapter, or has other files of it than the others. Returns this
-        engine if it can be ended: it runs on another machine, whose files may differ, and another ready engine has the
-        adapter and can take its programs. Otherwise returns None."""
+        """Called if the engine `name` could not load an adapter, or its files of it differ from the others'. Returns
+        this engine if it can be ended: it runs on another machine, whose files may differ, and another ready engine has
+        the adapter and can take its programs. Otherwise returns None."""
         loading = {engine for one, engines in self._loads() if one == adapter for engine in engines}
         odd = next(one for one in self._engines if one.name == name)
         others = (one for one in self._engines if one is not odd and one.is_ready and one.is_open)

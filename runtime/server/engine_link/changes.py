@@ -37,7 +37,7 @@ from banyan.runtime.server.text.images import Images
 from banyan.runtime.server.text.tokenizer import Files, same_tokenizer
 
 MAX_FAILED_STARTS = 2
-"""If this many engines of a replica die one after another before they are ready, the replica is given up; see
+"""If this many engines of a replica die one after another before they are ready, the replica is abandoned; see
 EngineChanges.died."""
 
 LOADING = b"loading"
@@ -71,7 +71,7 @@ class EngineChanges:
     name       the name of the model, or during a change of weights of the old one. (A link to the directory may lead to
                another model since.)
     directory  the directory of the model; during a change of weights, that of the old one
-    roll       the change of weights in progress; None: there is none
+    roll       the change of weights in progress; None if there is none
     n_deaths   how many engines have died
 
     images: the images of prompts; a str: why the model takes none. ray: starts engines on a Ray cluster; None: the
@@ -281,13 +281,13 @@ class EngineChanges:
         engines. is_rolled: the engine is the first one with new weights, so its weights may differ."""
         mine = self._replicas.standard
         if not is_rolled and ready.weights != (before or mine.weights):
-            return "has other weights than the running engines; its files were changed, or are another model's"
-        for what in ("page", "max_context", "layout"):
-            if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
-                return f"has another {what} than the running engines: {its}, not {ours}"
+            return "has weights that differ from the running engines'; its files were changed, or are another model's"
+        for field, what in (("page", "page size"), ("max_context", "context"), ("layout", "dtype")):
+            if (its := getattr(ready, field)) != (ours := getattr(mine, field)):
+                return f"has a different {what} from the running engines: {its}, not {ours}"
         for name, digest in ready.adapters.items():  # it loaded them by itself, as no engine was ready yet
             if name in self._adapters and self._adapters.digest(name) != digest:
-                return f"has other files of adapter {name!r} than the running engines"
+                return f"has files of adapter {name!r} that differ from the running engines'"
         return ""
 
     def refuse(self, replica: ReplicaProcess, why: str) -> None:
@@ -392,11 +392,13 @@ class EngineChanges:
         new, now = Files.read(directory), Files.read(self.directory)
         is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
         if not (is_same and same_tokenizer(directory, self.directory)):
-            raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
+            raise ConfigError(
+                f"{model} uses a different tokenizer or chat template from {self.name}; start another server"
+            )
         if isinstance(self._images, Images):
             spec = image_spec(directory, new.config)
             if spec != self._images.spec or not same_processor(directory, self.directory):
-                raise ConfigError(f"{model} has another image processor than {self.name}; start another server")
+                raise ConfigError(f"{model} uses a different image processor from {self.name}; start another server")
         return directory
 
     def use_weights(self, ready: wire.Ready) -> None:

@@ -62,7 +62,7 @@ class JoinedServer:
     address   tcp://HOST:PORT
     key       its public key
     number    the number by which SharedEngine knows the connection
-    sockets   the connection; None: there is none at the moment
+    sockets   the connection; None if there is none at the moment
     config    the engine options that the server has asked for; None: the server does not use the engine now
     refusal   (pid of an engine, why this server cannot share it), if the server had already begun to use that engine
     deadline  without a connection: when the host connects again. With a connection, while the server does not use the

@@ -36,10 +36,11 @@ lowers the weight of older ones."""
 LINKS = 1000
 """How many ancestors of a dropped state are looked at in one step."""
 MAX_NAMES, MAX_NAMESPACES = 1024, 64
-"""The most names with an estimate in a namespace, and the most namespaces. Beyond that, the least recently used are
+"""Maximum number of names with an estimate in a namespace, and of namespaces. Beyond that, the least recently used are
 forgotten."""
 MAX_NAME = 100
-"""The most characters of a name. A longer name is cut, and shares its estimate with names that begin the same."""
+"""Maximum number of characters of a name. A longer name is cut, and shares its estimate with names that begin the
+same."""
 
 
 class _RestEstimate:

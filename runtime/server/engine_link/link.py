@@ -27,7 +27,7 @@ from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.server.engine_link.recovery import Death, cause, is_stopped, n_oom_kills
 
 LOADING = 1800.0
-"""The most seconds that an engine may take to load its model."""
+"""Maximum time in seconds that an engine may take to load its model."""
 NO_PROCESS = (OSError, zmq.ZMQError)
 """The errors raised if no process can be started now: too many processes or open files, or too little memory."""
 SLOWER = 20
@@ -36,7 +36,7 @@ SLOWER = 20
 LAST_REPORT = 0.5
 """Seconds to wait for the last report of an engine that has failed."""
 ENDING = 0.05
-"""The most seconds that the loop waits for the end of an engine that is being replaced. A live engine may take longer
+"""How long the loop waits, in seconds, for the old engine to exit when it is replaced. A live engine may take longer
 to end; its successor, which needs its memory, starts only then."""
 STOPPED = 2
 """Heartbeats without an answer after which an engine that was stopped by a signal (SIGSTOP) is killed."""
@@ -45,8 +45,8 @@ STOPPED = 2
 def later_config(config: Config, ready: wire.Ready | None) -> Config:
     """The options of an engine that starts while the server runs. They name no adapters: the server has the engine load
     those in use once it has started. ready: the Ready message of an engine that runs beside the new one, or of its
-    predecessor; None: there is none. The new engine gets as many pages as that engine, because the memory that is free
-    at the moment does not show how much the new engine may use."""
+    predecessor; None if there is none. The new engine gets as many pages as that engine, because the memory that is
+    free at the moment does not show how much the new engine may use."""
     if ready is not None:
         n_tokens = max(1, config.replicas) * ready.n_pages * ready.page
         config = msgspec.structs.replace(config, kv_memory=f"{n_tokens} tokens")
@@ -122,7 +122,7 @@ class EngineConnection:
     is_busy  there are reports that were received but not handled yet
     is_gone  there is no engine, and this connection cannot start one
     host     the machine of the engine; "": this one
-    socket   readable when the engine has sent something; None: the connection has no socket of its own, and the server
+    socket   readable when the engine has sent something; None: the connection has no separate socket, and the server
              hands it the messages that arrive from the engine's host
     life     a file descriptor that is readable once the engine has died; -1: no process could be started
     """

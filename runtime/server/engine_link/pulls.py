@@ -1,9 +1,8 @@
-"""Moves KV from one engine to another.
+"""Transfers KV from one engine to another.
 
 The source exports the pages of a prefix (wire.Export), the target takes them over (wire.Pull), and both are told when
-the pull is over (wire.EndPull). Requests that need the prefix wait for the pull. If it fails, they are sent all the
-same, and the engine computes what is missing. fleet/placement.py decides what is pulled, from the times that earlier
-pulls took.
+the pull is over (wire.EndPull). Requests that need the prefix wait for the pull. If it fails, they are sent anyway, and
+the engine computes what is missing. fleet/placement.py decides what is pulled, from the times that earlier pulls took.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.replica_process import ReplicaProcess
 
 AT_ONCE = 4
-"""The most pulls that run from one engine at the same time; further ones are queued."""
+"""Maximum number of pulls that run from one engine at the same time; further ones are queued."""
 LEAST = 5.0
 """The shortest time limit of a pull, in seconds, because on a busy machine even a small pull may take long. (If an
 engine dies, its pulls end immediately.)"""
@@ -27,7 +26,7 @@ class PendingPull:
 
     run          the request whose prompt begins with the prefix
     first, end   the pull moves the tokens first : end of the prefix
-    seconds      the time limit that the caller gave; until: when the pull is given up
+    seconds      the time limit that the caller gave; until: when the pull is abandoned
     compute      whether the source first computes those of the tokens that it does not have
     waiting      id of a waiting request -> callback for the end of the pull, whether it succeeded or not
     then         further callbacks for the end of the pull

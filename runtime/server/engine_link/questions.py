@@ -19,8 +19,8 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 Client = bytes
 
 MAX_OPEN = 256
-"""The most unanswered questions of one client. The server's own questions have no limit: the server asks a question for
-each adapter that an engine loads again, and nobody would receive a refusal."""
+"""Maximum number of unanswered questions of one client. The server's own questions have no limit: the server asks a
+question for each adapter that an engine loads again, and nobody would receive a refusal."""
 
 OURSELVES = b""
 """Stands for the client in questions that the server itself asks."""

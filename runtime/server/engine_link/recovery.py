@@ -3,7 +3,7 @@
 An engine records which requests it is working on (flight_record.py). When it dies, these are the suspects. If it
 recorded none, all requests that it had been given are suspects. The next engine runs the suspects one at a time, each
 alone and for one token: its trial. A suspect that passes its trial continues with the other requests; a suspect that
-crashes a second engine is given up. If the engine was ended from outside (by a signal that is not due to a lack of
+crashes a second engine is abandoned. If the engine was ended from outside (by a signal that is not due to a lack of
 memory), there are no suspects, and all requests continue without trials.
 """
 
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 MAX_DEATHS = 2
-"""A request is given up when it has crashed this many engines without a token in between."""
+"""A request that has crashed this many engines in a row, without producing a token, is abandoned."""
 MAX_LOST = 4
-"""A program is ended when this many of its requests were given up."""
+"""A program is ended when this many of its requests were abandoned."""
 MAX_BLAMED = 16
-"""A request is given up when it has crashed this many engines in all, even if it got tokens in between."""
+"""A request that has crashed this many engines in all, even if it produced tokens in between, is abandoned."""
 MAX_KILLS = 8
-"""A request is given up when this many engines ended while they worked on it, for whatever reason, without a token in
-between."""
+"""A request is abandoned when this many engines in a row ended while they worked on it, for whatever reason, and it
+produced no token."""
 
 
 class Death(NamedTuple):
@@ -122,7 +122,7 @@ class Trials(Generic[S]):
 
     def judge(self, death: Death, living: Iterable[S]) -> list[S]:
         """Find the suspects of an engine's death among `living`, all its requests that have not ended. Returns the
-        requests that are given up because they have crashed too many engines. All others wait until `go_on` runs them;
+        requests that are abandoned because they have crashed too many engines. All others wait until `go_on` runs them;
         it first runs the suspects, each alone."""
         given_up: list[S] = []
         self._suspects.clear()

@@ -24,10 +24,10 @@ from banyan.runtime.server.engine_link.link import EngineConnection
 from banyan.runtime.server.engine_link.recovery import Death
 
 MAX_REPORT = 1 << 28
-"""The most bytes of a report."""
+"""Maximum number of bytes of a report."""
 LOST = Death("its connection broke", is_blameless=True)
 MAX_KILLS = 30
-"""A host is given up if its engine is still running after this many commands to end it."""
+"""A host is abandoned if its engine is still running after this many commands to end it."""
 _BATCH = 256  # most messages taken in one round of the server's loop
 _LOG_SECONDS = 60.0  # refused keys are logged at most once in this time
 
@@ -176,7 +176,7 @@ class EngineHosts:
         tcp_auth.known_keys(self._keys)
         self._links: dict[bytes, RemoteLink] = {}  # dismissed hosts too, until they have left
         self._n_refused, self._next_log = 0, 0.0
-        # a context of its own, since the keys of clients must not be accepted here
+        # a separate context, since the keys of clients must not be accepted here
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         try:

@@ -19,7 +19,7 @@ from banyan.runtime.server.engine_link.replica_process import ReplicaProcess, Th
 from banyan.runtime.server.engine_link.requests import EngineRequests
 
 MAX_REPLICAS = 256
-"""The most engines of a server."""
+"""Maximum number of engines of a server."""
 
 ANY_HOST = ("0.0.0.0", "::")
 """If `engines_at` has one of these hosts, engines on this machine do not know the address at which others reach them,
@@ -135,7 +135,7 @@ class Replicas:
 
     def _join(self, link: Callable[[str], EngineConnection]) -> ReplicaProcess:
         if len(self._replicas) == MAX_REPLICAS:
-            raise ConfigError(f"there are already {MAX_REPLICAS} engines, the most that are allowed")
+            raise ConfigError(f"there are already {MAX_REPLICAS} engines, which is the maximum")
         replica = self._make(link)
         self._connect(replica)
         return replica

@@ -128,8 +128,8 @@ class EngineRequests:
     call_later: calls a function on the server's loop, after the current callback. on_end: called with each request that
     ended without an error, before the request's own `done`. is_late: whether the current callback should end soon.
     call_in: call_in(seconds, call) calls a function on the loop later. n_prefill: the first n_prefill engines compute
-    prompts only. max_bytes: the most bytes that the prompts of a client's requests may take together; equal prompts
-    count separately, because the engine stores each of them.
+    prompts only. max_bytes: maximum number of bytes that the prompts of a client's requests may take together; equal
+    prompts count separately, because the engine stores each of them.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class EngineRequests:
         request.replica.n_running += 1
 
     def _forget(self, rid: int) -> EngineRequest | None:
-        """Remove the request `rid`, and return it; None: there is no such request."""
+        """Remove the request `rid`, and return it; None if there is no such request."""
         if (request := self._living.pop(rid, None)) is not None:
             client = request.run.client
             self._prompt_bytes[client] -= len(request.run.ids)
@@ -371,7 +371,7 @@ class EngineRequests:
             self.fail(failed.program, from_code(failed.code, failed.message))
 
     def fail(self, rid: int, error: BanyanError) -> None:
-        """End a request with an error of its own: the executor adds to it."""
+        """End a request with its own error: the executor adds to it."""
         if request := self._forget(rid):
             self.kv_hints.ended(request.run, request.ids)
             request.error = error

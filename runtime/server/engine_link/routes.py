@@ -39,10 +39,10 @@ MEMORY = 64
 PROMPTS = b"prompts"
 """The prefix of the fingerprint for engines that take prompts only."""
 PATIENCE = 4
-"""A pull is given up when it takes this many times as long as computing the prefix would. The factor is large because
+"""A pull is abandoned when it takes this many times as long as computing the prefix would. The factor is large because
 the estimate is not exact on a busy machine."""
 MAX_TEXTS = 1000
-"""The most texts whose KV a drained engine hands over; this takes the server about 0.1 s."""
+"""Maximum number of texts whose KV a drained engine hands over; this takes the server about 0.1 s."""
 
 
 BookedWork = tuple[ProgramPlacement, int]

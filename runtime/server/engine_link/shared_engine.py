@@ -126,7 +126,7 @@ class SharedEngine:
             case wire.SetVocabulary():
                 digest = blake2b(wire.encode(command), digest_size=16).digest()
                 if self._vocabulary not in (digest, b""):
-                    raise NotShared("its model has another tokenizer than that of the other servers")
+                    raise NotShared("its model uses a different tokenizer from that of the other servers")
                 is_new, self._vocabulary = not self._vocabulary, digest
                 return (command,) if is_new else ()
             case wire.Listen():

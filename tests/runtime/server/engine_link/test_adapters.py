@@ -131,7 +131,7 @@ def test_engine_of_another_machine_with_other_files_of_an_adapter_is_refused(wor
     asked.adapters.add("a", "/a", b"A")
     asked.questions.engine_adapters.reload(asked.engines[1])
     asked.answer(b"B", name="1")
-    assert asked.refused == [("1", "engine 1 lacks what the others have: it has other files of adapter 'a'")]
+    assert asked.refused == [("1", "engine 1 lacks what the others have: its files of adapter 'a' differ")]
     assert asked.adapters.digest("a") == b"A"
     assert [(one.what, one.name) for one in asked.to_engine[1:]] == [("unload_adapter", b"B".hex())] * 2
 
@@ -157,7 +157,7 @@ def test_adapter_whose_files_differ_between_engines_is_not_loaded(words: Tokeniz
     asked.answer(b"A", at=0)
     asked.answer(b"B", at=1, name="1")
     (answer,) = asked.sent
-    assert (answer.ok, answer.body) == (False, b"engine 1 has other files of adapter 'a' than engine 0")
+    assert (answer.ok, answer.body) == (False, b"engine 1's files of adapter 'a' differ from engine 0's")
     assert not list(asked.adapters)
     assert {(one.what, one.name) for one in asked.to_engine[2:]} == {
         ("unload_adapter", b"A".hex()),

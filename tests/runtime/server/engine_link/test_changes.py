@@ -58,7 +58,7 @@ def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> Non
     images = Images(old, spec, str)
     changes = make(SimpleNamespace(model=""), directory=old, images=images)
     for other in (write("mean", 0.4), write("mark", 0.5, image_token_index=8), write("text", 0.5, vision_config=None)):
-        with pytest.raises(ConfigError, match=f"{other} has another image processor than old"):
+        with pytest.raises(ConfigError, match=f"{other} uses a different image processor from old"):
             changes._find_weights(str(other))
     assert changes._find_weights(str(same)) == same
     changes.end_roll(SimpleNamespace(directory=same, model=str(same), then=lambda error: None))
