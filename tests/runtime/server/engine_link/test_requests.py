@@ -297,7 +297,7 @@ def test_a_stop_token_has_its_logprob_unless_a_stop_string_ended_the_text(words:
     for stop, end in (("zz", wire.TokenLogprob(fox, "x", -0.5)), ("th", None)):
         ended: list[Any] = []
         requests = EngineRequests(words, None)
-        requests.add_engine(lambda command: None)
+        add_engine(requests)
         sampling = wire.Sampling(logprobs=True, stop=(stop,), stop_token_ids=(fox,))
         requests.start(run_of(sampling), ended.append, owner=Owner())
         finish = wire.Finish(0, "stop", stop_id=fox, end=wire.TopLogprobs(-0.5))
