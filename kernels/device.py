@@ -28,7 +28,7 @@ def warp_size(arch: str) -> int:
     return 64 if arch.startswith("gfx") else 32
 
 
-# For each op: the maximum of numbers per program (the block), and the threads of a full block. (The tiles of attention
+# For each op: the largest number of elements per program (the block), and the threads of a full block. (The tiles of attention
 # are in attention/kernel.py.) They were chosen without a GPU from compiler reports: no kernel spills registers, and the
 # programs that fit on a multiprocessor keep enough bytes in flight to use its share of the memory bandwidth. All these
 # ops are bound by memory, so more threads would only wait for each other in reductions. A test checks this for every

@@ -113,7 +113,8 @@ def _take(given: dict[str, Any]) -> OutputType:
     if name in ("json_schema", "schema"):
         return _from_text("json_schema", _schema_text(value))
     if value == "" or not isinstance(value, str | type if name == "dtype" else str):
-        raise BadProgram(f"{name} is {shown(value, 80)}; it must be a string that is not empty")
+        wanted = "a type or the name of one" if name == "dtype" else "a string that is not empty"
+        raise BadProgram(f"{name} is {shown(value, 80)}; it must be {wanted}")
     return _from_dtype(value) if name == "dtype" else _from_text(name, value)
 
 

@@ -131,7 +131,7 @@ class Replay:
 
 
 class _ReplayedProgram(LocalProgram):
-    """A program whose jobs are answered in the order of their entries, if they were started together."""
+    """A program whose jobs, if started together, are answered in the order of their entries."""
 
     def __init__(self, replay: Replay, name: str) -> None:
         super().__init__(replay, name)

@@ -42,7 +42,7 @@ FORESIGHT = 1.0
 With 0, requests start as long as there is a page, and retract each other."""
 
 MAX_ASKING = 4
-"""How many waiting requests may be waiting for images that they asked for."""
+"""How many queued requests may wait for their images at a time."""
 
 BESIDE = 0.75
 """When a step also decodes for another client, the rows of one client may cost at most this share of the step's fixed

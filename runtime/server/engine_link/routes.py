@@ -218,9 +218,9 @@ class Routes:
             placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
             self._pull(run, placement.pulls)
         else:  # all engines are starting, or have a request on trial
-            routes = [replica for replica in self.all if replica.weights in (weights, b"")] or self.all
-            routes = [replica for replica in routes if replica.is_open] or routes
-            chosen = [min(routes, key=lambda replica: replica.n_running)] * len(branches)
+            engines = [replica for replica in self.all if replica.weights in (weights, b"")] or self.all
+            engines = [replica for replica in engines if replica.is_open] or engines
+            chosen = [min(engines, key=lambda replica: replica.n_running)] * len(branches)
         if placed.home not in takers:
             placed.home = chosen[0]
         for branch, replica in zip(branches, chosen, strict=True):
