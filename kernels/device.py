@@ -28,13 +28,14 @@ def warp_size(arch: str) -> int:
     return 64 if arch.startswith("gfx") else 32
 
 
-# For each op: the largest number of elements per program (the block), and the threads of a full block. (The tiles of attention
-# are in attention/kernel.py.) They were chosen without a GPU from compiler reports: no kernel spills registers, and the
-# programs that fit on a multiprocessor keep enough bytes in flight to use its share of the memory bandwidth. All these
-# ops are bound by memory, so more threads would only wait for each other in reductions. A test checks this for every
-# entry except `draw`, which keeps six sums per lane in registers, so that one program fills a multiprocessor. It reads
-# its row from L2, and there are rarely more rows than multiprocessors. On an H100, other values were faster by at most
-# 8 %, and blocks of 8192 for `draw` took 0.89 of the time with a temperature alone and 1.37 with top-p.
+# For each op: the largest number of elements per program (the block), and the threads of a full block. (The tiles of
+# attention are in attention/kernel.py.) They were chosen without a GPU from compiler reports: no kernel spills
+# registers, and the programs that fit on a multiprocessor keep enough bytes in flight to use its share of the memory
+# bandwidth. All these ops are bound by memory, so more threads would only wait for each other in reductions. A test
+# checks this for every entry except `draw`, which keeps six sums per lane in registers, so that one program fills a
+# multiprocessor. It reads its row from L2, and there are rarely more rows than multiprocessors. On an H100, other
+# values were faster by at most 8 %, and blocks of 8192 for `draw` took 0.89 of the time with a temperature alone and
+# 1.37 with top-p.
 _LAUNCHES = {
     "copy_pages": (2048, 128),
     "copy_slots": (1024, 128),

@@ -216,8 +216,8 @@ def _parser() -> Parser:
                           help="a text like those that the model will see; a fifth is used to compare")  # fmt: skip
     quantise.add_argument("--bits", type=int, choices=(4, 8), default=4, help="bits of a weight (default: 4)")
     quantise.add_argument("--method", choices=("rtn", "gptq", "awq", "smoothquant"), default="gptq",
-                          help="rtn: round to nearest; gptq, awq: keep the outputs on the text close to the original's; "
-                          "smoothquant: for inputs in 8 bits (default: gptq)")  # fmt: skip
+                          help="rtn: round to nearest; gptq, awq: keep the outputs on the text close to the original's"
+                          "; smoothquant: for inputs in 8 bits (default: gptq)")  # fmt: skip
     quantise.add_argument("--group", type=_positive, default=32, metavar="N", help="inputs per scale (default: 32)")
     text = "tokens of the text to quantise with (default: 8192)"
     quantise.add_argument("--tokens", type=_positive, default=8192, metavar="N", help=text)
