@@ -36,15 +36,33 @@ _logger = logging.getLogger("banyan")
 
 CALLER: ContextVar[weakref.ref[ProgramRecord] | None] = ContextVar("banyan_caller", default=None)
 """The program whose body, or tool, runs here. The runs that it starts are stopped with it and spend its budgets."""
+SEEDS: ContextVar[Seeds | None] = ContextVar("banyan_seeds", default=None)
+"""The seeds of the runs that the code here calls; None: they have none."""
 _call_numbers = count()
+
+
+class Seeds:
+    """The seeds of the runs and batches that one thread of a program calls on its backend: the body's, or that of a
+    tool. On other threads, the order of the calls differs from run to run, so these get no seeds."""
+
+    def __init__(self, backend: Backend, seed: int | None, *path: int) -> None:
+        """For calls on this thread, derive seeds from `seed` and `path`. The first number of a path is negative: those
+        of the program's own gens and forks are not."""
+        self._backend, self._seed, self._path = backend, seed, path
+        self._thread, self._n = threading.get_ident(), count()
+
+    def next(self, backend: Backend) -> int | None:
+        """The seed of the next run or batch, which is on `backend`; None: it gets none."""
+        if backend is not self._backend or threading.get_ident() != self._thread:
+            return None
+        return mix(self._seed, *self._path, next(self._n))
 
 
 def inherited_seed(backend: Backend) -> int | None:
     """The seed of a run or batch on `backend` that is given none: derived from the seed of the program that calls it;
-    None: there is no such program, or it has no seed."""
-    reference = None if is_recorder(backend) else CALLER.get()
-    caller = None if reference is None else reference()
-    return None if caller is None else caller.next_seed()
+    None: there is no such program, it has no seed, or the call is none of those that `Seeds` numbers."""
+    seeds = SEEDS.get()
+    return None if seeds is None or is_recorder(backend) else seeds.next(backend)
 
 
 class StateHandle:
@@ -124,7 +142,6 @@ class ProgramRecord:
         it. None: no deadline."""
         self.seed: int | None = None
         """The seed of the run, from which those of its gens and of the runs that it calls are derived."""
-        self._n_seeds = count()
         self._alarm: Alarm | None = None
         self._alarm = run_limits.begin(self, options, batch)
         if caller is not None:
@@ -165,10 +182,6 @@ class ProgramRecord:
         """Count the tokens of a gen or select when its `future` is done."""
         for count_tokens in self.counters:
             future.add_done_callback(count_tokens)
-
-    def next_seed(self) -> int | None:
-        """The seed of the next run or batch that this run calls; None if this run has no seed."""
-        return mix(self.seed, -1, next(self._n_seeds))  # gens and forks begin their paths with their number, from 0
 
     # ---- recording and sending ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from banyan.backends.base import Backend
 from banyan.backends.default import CURRENT
 from banyan.execution.async_body import ASYNC_BODY
-from banyan.execution.program_record import CALLER, ProgramRecord
+from banyan.execution.program_record import CALLER, SEEDS, ProgramRecord, Seeds
 from banyan.execution.run_limits import Limits
 from banyan.execution.thread_pool import body_threads
 from banyan.lang.async_state import AsyncState
@@ -28,7 +28,7 @@ P = TypeVar("P", bound=StateBase)
 class _Playing:
     """A `with` block in which the body of a program runs. If the body raises, the program is stopped on the server."""
 
-    __slots__ = ("_caller", "_record", "_token")
+    __slots__ = ("_caller", "_record", "_seeds", "_token")
 
     def __init__(self, record: ProgramRecord) -> None:
         self._record = record
@@ -36,6 +36,7 @@ class _Playing:
     def __enter__(self) -> None:
         self._token = CURRENT.set(self._record.backend)
         self._caller = CALLER.set(weakref.ref(self._record))
+        self._seeds = SEEDS.set(Seeds(self._record.backend, self._record.seed, -1))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         try:
@@ -47,6 +48,7 @@ class _Playing:
         else:
             self._record.end(error)
         finally:
+            SEEDS.reset(self._seeds)
             CALLER.reset(self._caller)
             CURRENT.reset(self._token)
 

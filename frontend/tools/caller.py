@@ -18,6 +18,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -101,7 +102,7 @@ class Caller(ServerCallback):
     async def _round(self, called: wire.Called) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._call(called.round, call)) for call in called.calls]
+                tasks = [group.create_task(self._call(called.round, k, call)) for k, call in enumerate(called.calls)]
         except ExceptionGroup as e:  # a tool ended the program, or this module has a bug: the gen must not hang
             (first, *_) = e.exceptions
             self._stop(ToolError(str(first), line=self._line), first.__cause__ or first)
@@ -113,14 +114,14 @@ class Caller(ServerCallback):
             self.full_text.put(ended.results(record.backend.welcome.chat))
         self._send(called.round, tuple(call.result for call in ended.calls))
 
-    async def _call(self, number: int, call: wire.WireToolCall) -> ToolCall:
+    async def _call(self, round_: int, k: int, call: wire.WireToolCall) -> ToolCall:
         start = time.monotonic()
-        result, is_error = await self._result(call)
+        result, is_error = await self._result(call, partial(self._seed_calls, round_, k))
         result = result.encode(errors="backslashreplace").decode()  # names of files may have lone surrogates
         end = time.monotonic()
         n_cut = len(result) - self._tools.max_output
         finished = ToolCall(
-            round=number,
+            round=round_,
             name=call.name,
             arguments=_parsed(call.arguments),
             result=result if n_cut <= 0 else f"{result[:-n_cut]}\n[cut here; {n_cut} more characters]",
@@ -134,8 +135,9 @@ class Caller(ServerCallback):
                 record.events.put(finished)
         return finished
 
-    async def _result(self, call: wire.WireToolCall) -> tuple[str, bool]:
-        """Execute a call. Returns the result as text, and whether the text describes an error."""
+    async def _result(self, call: wire.WireToolCall, enter: Callable[[], None]) -> tuple[str, bool]:
+        """Execute a call. enter: called before the tool, on its thread. Returns the result as text, and whether it
+        describes an error."""
         tool, timeout = self._tools.tools.get(call.name), self._tools.timeout
         if call.error:
             return f"error: {call.error}", True
@@ -158,9 +160,9 @@ class Caller(ServerCallback):
 
                 if tool.is_async:
                     begin()
-                    value, error = await self._on_loop(tool, arguments)
+                    value, error = await self._on_loop(tool, arguments, enter)
                 else:
-                    value, error = await self._on_thread(tool, arguments, begin)
+                    value, error = await self._on_thread(tool, arguments, enter, begin)
         except TimeoutError:  # the timeout above: a TimeoutError of the tool itself arrives as `error`
             return f"error: {tool.name} took longer than {timeout:g} s", True
         if error is None:
@@ -175,7 +177,7 @@ class Caller(ServerCallback):
         _logger.debug("tool %s raised an exception, whose text the model gets", tool.name, exc_info=error)
         return f"error: {_reason(error)}", True
 
-    async def _on_loop(self, tool: Tool, arguments: dict[str, Any]) -> _Outcome:
+    async def _on_loop(self, tool: Tool, arguments: dict[str, Any], enter: Callable[[], None]) -> _Outcome:
         loop = asyncio.get_running_loop() if self._loop is None or self._loop.is_closed() else self._loop
         done: Future[_Outcome] = Future()
         tasks: list[asyncio.Task[None]] = []
@@ -183,6 +185,7 @@ class Caller(ServerCallback):
 
         async def run() -> None:
             unstarted.pop().detach()
+            enter()
             try:
                 outcome = _Outcome(await tool.func(**arguments))
             except BaseException as e:  # a task that raises a BaseException would end its loop
@@ -202,7 +205,9 @@ class Caller(ServerCallback):
         loop.call_soon_threadsafe(start, context=self._context.copy())
         return await _shielded(done, lambda: loop.is_closed() or loop.call_soon_threadsafe(stop))
 
-    async def _on_thread(self, tool: Tool, arguments: dict[str, Any], begin: Callable[[], None]) -> _Outcome:
+    async def _on_thread(
+        self, tool: Tool, arguments: dict[str, Any], enter: Callable[[], None], begin: Callable[[], None]
+    ) -> _Outcome:
         """Run a sync tool on a thread of the pool, and wait for its result. begin: called on the event loop of this
         coroutine when a thread starts the tool."""
         loop, threads = asyncio.get_running_loop(), _threads
@@ -212,6 +217,7 @@ class Caller(ServerCallback):
             if not done.set_running_or_notify_cancel():
                 return
             loop.call_soon_threadsafe(begin)
+            enter()
             try:
                 value = tool.func(**arguments)
                 if isinstance(value, Coroutine):  # of an `async def` behind a sync decorator

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from typing import Any
 
 from banyan.backends.base import enforces_schemas
-from banyan.execution.program_record import ProgramRecord
+from banyan.execution.program_record import SEEDS, ProgramRecord, Seeds
 from banyan.execution.thread_pool import ThreadPool
 from banyan.lang.choices import ChoicesDecision
 from banyan.lang.meta_info import without_text
@@ -34,7 +34,15 @@ class ServerCallback:
         """Answer a message on a pool thread. The backend's thread calls this method."""
         self._context.copy().run(_threads.run, lambda: self._reply(called))
 
+    def _seed_calls(self, *number: int) -> None:
+        """Give the programs that the user's code calls on this thread their own seeds. number: what tells this use of
+        the code from others, in every run of the program. Must be called in a context of its own."""
+        record = self._record()
+        path = -2, self._state, self._ref, *number
+        SEEDS.set(None if record is None else Seeds(record.backend, record.seed, *path))
+
     def _reply(self, called: wire.Called) -> None:
+        self._seed_calls(called.round)
         try:
             texts = self._results(called)
         except BaseException as e:  # also SystemExit, which is meant to end the program

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -318,6 +320,66 @@ def test_seed_of_a_program_gives_each_program_that_it_calls_a_seed(mock: bn.Mock
     first = seeds(lambda: asyncio.run(outer_async.run_async(seed=3)))
     assert len(first) == 5
     assert seeds(lambda: asyncio.run(outer_async.run_async(seed=3))) == first
+
+
+def test_seeds_of_called_programs_do_not_depend_on_the_order_in_which_threads_arrive() -> None:
+    @bn.function
+    def inner(s: bn.State, x: int) -> None:
+        s += f"{x}" + bn.gen("inner")
+
+    orders = iter([(1, 2), (2, 1)])
+    tools = [threading.Event(), threading.Event()]
+
+    def look(x: int) -> str:
+        """Call a program twice, when the calls of the tool before this one have ended."""
+        assert tools[order.index(x)].wait(10)
+        texts = [inner.run(x)["inner"] for _ in range(2)]
+        tools[order.index(x) - 1].set()
+        return ",".join(texts)
+
+    async def look_async(x: int) -> str:
+        """Call a program."""
+        return (await inner.run_async(x))["inner"]
+
+    def items() -> Iterator[tuple[int]]:
+        yield (int(inner.run(5)["inner"]),)
+
+    def outer(s: bn.State) -> None:
+        s += bn.user("?") + bn.assistant(bn.gen("a", tools=[look, look_async]))
+        s["a"]
+        list(inner.run_batch(items(), generator_style=True))
+        thread = threading.Thread(target=copy_context().run, args=(inner.run, 4))
+        thread.start()
+        thread.join()
+        inner.run(6, backend=other)
+        inner.run(7)
+
+    def answer(prompt: str, name: str) -> Any:
+        if name == "inner":
+            return prompt[-1]
+        return "end" if "tool" in prompt else ({"look": {"x": 1}}, {"look": {"x": 2}}, {"look_async": {"x": 3}})
+
+    def seeds(run: Callable[[], Any]) -> dict[str, list[int | None]]:
+        nonlocal order
+        order = next(orders)
+        tools[0].set(), tools[1].clear()
+        mock.calls.clear(), other.calls.clear()
+        run()
+        found: dict[str, list[int | None]] = {}
+        for call in mock.calls + other.calls:
+            if isinstance(call.op, wire.Gen) and call.op.name == "inner":
+                found.setdefault(call.prompt[-1], []).append(call.op.sampling.seed)
+        return found
+
+    order, other, mock = (0, 0), bn.Mock("x"), bn.Mock(answer)
+    program = bn.function(outer)
+    first = seeds(lambda: program.run(backend=mock, seed=3))
+    assert seeds(lambda: program.run(backend=mock, seed=3)) == first
+    assert sorted(first) == ["1", "2", "3", "4", "5", "6", "7"]
+    assert first["4"] == first["6"] == [None]
+    assert first["5"][0] is None
+    seeded = [seed for x in "12357" for seed in first[x] if seed is not None]
+    assert len(seeded) == len(set(seeded)) == 7, "two calls of two tools each, the third tool, the batch, and 7"
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

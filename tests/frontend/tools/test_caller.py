@@ -605,7 +605,7 @@ def test_loop_that_ends_before_the_first_step_of_an_async_tool_leaves_no_warning
     tool = Toolbox([shout]).tools["shout"]
 
     async def call() -> None:
-        waits = asyncio.create_task(caller.Caller._on_loop(of_gen, tool, {"text": "a"}))
+        waits = asyncio.create_task(caller.Caller._on_loop(of_gen, tool, {"text": "a"}, lambda: None))
         await asyncio.sleep(0)
         loop.stop()  # after one round, which creates the tool's task
         await asyncio.to_thread(loop.run_forever)
