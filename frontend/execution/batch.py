@@ -85,7 +85,7 @@ class ItemReader:
             except StopIteration:
                 self.end()
                 return None
-            except Exception as e:
+            except BaseException as e:  # SystemExit too: it is the caller's, and not meant for a worker
                 self.end(e)
                 return None
             with self._lock:

@@ -109,6 +109,21 @@ def test_error_of_the_iterable_comes_after_the_items_before_it(run_loop: Any) ->
     assert backend.calls == [], "a list of all states is refused before any run"
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=repr)
+def test_every_exception_of_the_iterable_reaches_the_caller(run_loop: Any, error: BaseException) -> None:
+    def broken() -> Iterator[tuple[int]]:
+        yield (0,)
+        raise error
+
+    async def main() -> None:
+        states = aiter(item.run_batch_async(broken(), backend=echo()))
+        assert (await anext(states)).index == 0
+        with pytest.raises(type(error)):
+            await anext(states)
+
+    run_loop(main())
+
+
 def test_batch_that_was_used_is_refused(run_loop: Any) -> None:
     async def use_again(is_iterated: bool) -> None:
         batch = item.run_batch_async([{"x": k} for k in range(3)], backend=echo())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -303,6 +304,21 @@ def test_error_of_the_iterable_comes_after_the_items_before_it(style: Any, mock:
     results = iter(item.run_batch(((i,) * i for i in (1, 2)), **style))
     assert next(results).index == 0
     with pytest.raises(TypeError, match=r"item 1 .*too many"):
+        next(results)
+
+
+@pytest.mark.parametrize("n_threads", [1, 4])
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr)
+def test_every_exception_of_the_iterable_reaches_the_caller(
+    error: BaseException, n_threads: int, mock: bn.Mock
+) -> None:
+    def broken() -> Iterator[tuple[int]]:
+        yield (0,)
+        raise error
+
+    results = iter(item.run_batch(broken(), generator_style=True, num_threads=n_threads))
+    assert next(results).index == 0
+    with pytest.raises(type(error)):
         next(results)
 
 
