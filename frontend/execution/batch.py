@@ -72,6 +72,7 @@ class ItemReader:
 
     def __init__(self, plan: BatchPlan) -> None:
         self._items, self.n, self.n_read = iter(plan.items), plan.n, 0
+        self._context = copy_context()  # one for all items: a generator finds the variables that it has set
         self.error: BaseException | None = None
         self._reading, self._lock = threading.Lock(), threading.Lock()  # `next` may wait long, also after the `end`
 
@@ -81,7 +82,7 @@ class ItemReader:
             if self.n_read == self.n:
                 return None
             try:
-                item = next(self._items)
+                item = self._context.run(next, self._items)
             except StopIteration:
                 self.end()
                 return None

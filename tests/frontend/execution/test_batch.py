@@ -18,6 +18,8 @@ from banyan.execution import batch
 from banyan.runtime.protocol import wire
 from waits import wait_until
 
+USER: ContextVar[str] = ContextVar("user", default="nobody")
+
 
 @bn.function
 def item(s: bn.State, x: Any) -> Any:
@@ -307,6 +309,28 @@ def test_error_of_the_iterable_comes_after_the_items_before_it(style: Any, mock:
         next(results)
 
 
+def test_items_are_read_in_one_context(mock: bn.Mock) -> None:
+    threads = set()
+
+    def items() -> Iterator[tuple[str]]:
+        token = USER.set("me")
+        for _ in range(4):
+            threads.add(threading.current_thread())
+            yield (USER.get(),)
+        USER.reset(token)
+
+    @bn.function
+    def together(s: bn.State, user: str) -> str:
+        both.wait()
+        return user
+
+    both = threading.Barrier(2, timeout=20)
+    states = together.run_batch(items(), generator_style=True, num_threads=2)
+    assert [state.ret_value for state in states] == ["me"] * 4
+    assert len(threads) == 2
+    assert USER.get() == "nobody"
+
+
 @pytest.mark.parametrize("n_threads", [1, 4])
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr)
 def test_every_exception_of_the_iterable_reaches_the_caller(
@@ -343,16 +367,14 @@ def test_items_are_not_read_after_the_timeout(n_items: int) -> None:
     assert n_read[0] <= n_items + 1
 
 
-USER: ContextVar[str] = ContextVar("user", default="nobody")
-
-
 def test_bodies_run_in_the_callers_context(mock: bn.Mock) -> None:
     @bn.function
     def current_user(s: bn.State) -> str:
         return USER.get()
 
-    USER.set("me")
+    token = USER.set("me")
     assert [state.ret_value for state in current_user.run_batch([()] * 3)] == ["me"] * 3
+    USER.reset(token)
 
 
 # ---- order, concurrency and limits -------------------------------------------------------------------------------
