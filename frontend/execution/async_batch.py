@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from banyan.execution.asyncio_bridge import on_thread
 from banyan.execution.batch import BatchPlan, ItemReader, OnError, check
 from banyan.execution.program_run import finished
 from banyan.lang.async_state import AsyncState
@@ -63,7 +64,7 @@ class AsyncBatch:
         self._is_used = True
         process = os.getpid()
         self._limits, self._reader = self._plan.limits(), ItemReader(self._plan)
-        self._kept = asyncio.Semaphore(self._plan.n_kept)
+        self._kept, self._reading = asyncio.Semaphore(self._plan.n_kept), asyncio.Lock()
         self._finished: asyncio.Queue[tuple[int, AsyncState | BaseException] | None] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         n_seen = 0
@@ -118,9 +119,19 @@ class AsyncBatch:
         self._finished.put_nowait(None)
 
     async def _next(self) -> tuple[int, Any] | None:
-        """Returns (number, item) of the next item; None: there is none, or the time of items without a length is up."""
+        """Returns (number, item) of the next item; None: there is none, or the time of items without a length is up.
+        Such items are read on a thread, because the next one may come late: the loop must not wait for it."""
         await self._kept.acquire()
-        end = self._limits.end
-        if self._plan.n is None and end is not None and time.monotonic() >= end.at:
-            self._reader.end(DeadlineExceeded.of("batch", end.timeout))
-        return self._reader.read()
+        if self._plan.n is not None:
+            return self._reader.read()
+        found: list[tuple[int, Any] | None] = []
+        async with self._reading:  # tasks that wait here need no thread
+            if self._reader.n is None:
+                end = self._limits.end
+                try:
+                    async with asyncio.timeout(None if end is None else end.at - time.monotonic()):
+                        await on_thread(lambda: found.append(self._reader.read()))
+                except TimeoutError:
+                    assert end is not None
+                    self._reader.end(DeadlineExceeded.of("batch", end.timeout))
+        return found[0] if found else None

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -107,6 +108,29 @@ def test_error_of_the_iterable_comes_after_the_items_before_it(run_loop: Any) ->
     with pytest.raises(TypeError, match=r"item 1 .*too many"):
         run_loop(gather_states(item.run_batch_async(((i,) * i for i in (1, 2)), backend=backend)))
     assert backend.calls == [], "a list of all states is refused before any run"
+
+
+@SYNC_AND_ASYNC
+def test_items_that_come_late_do_not_block_the_loop(run_loop: Any, program: bn.Program) -> None:
+    items: SimpleQueue[tuple[int] | None] = SimpleQueue()
+
+    async def main() -> None:
+        items.put((0,))
+        n_seen = 0
+        async for state in program.run_batch_async(iter(items.get, None), backend=echo()):
+            assert state.index == n_seen
+            n_seen += 1
+            await asyncio.sleep(0)
+            items.put((n_seen,) if n_seen < 4 else None)
+        assert n_seen == 4
+        items.put((0,))
+        timed = aiter(program.run_batch_async(iter(items.get, None), backend=echo(), timeout=0.2))
+        assert (await anext(timed)).index == 0
+        with pytest.raises(bn.DeadlineExceeded, match="the batch's timeout"):
+            await anext(timed)
+        items.put(None)
+
+    run_loop(main())
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=repr)
