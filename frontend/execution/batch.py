@@ -95,6 +95,11 @@ class ItemReader:
                 self.n_read += 1
                 return self.n_read - 1, item
 
+    def wait(self) -> None:
+        """Wait until the item that is being read now has come."""
+        with self._reading:
+            pass
+
     def end(self, error: BaseException | None = None) -> None:
         """Read no further item, if their number is not known yet."""
         with self._lock:
@@ -116,7 +121,7 @@ class BatchRun:
     """The runs of a batch, with their bodies on `n_threads` threads."""
 
     def __init__(self, plan: BatchPlan, n_threads: int) -> None:
-        self._plan, self._n_threads = plan, n_threads
+        self._plan, self._n_threads = plan, min(n_threads, plan.n_running)
         self._lock = threading.Lock()
         self._reader = ItemReader(plan)
         self._finished: SimpleQueue[tuple[int, State | BaseException] | None] = SimpleQueue()  # None: no further item
@@ -222,6 +227,7 @@ class BatchRun:
                 return
             n_started = self._reader.n_read
             time.sleep(PATIENCE)
+            self._reader.wait()  # items that come late come no sooner for more workers
             if self._reader.n_read == n_started and len(self._running) < self._plan.n_running:
                 n_wanted = 2 * n_workers
 

@@ -148,7 +148,20 @@ def test_waiting_bodies_get_as_many_threads_as_programs_may_run(
     together, n_threads = threading.Barrier(concurrency, timeout=20), list[int]()
     states = waiting.run_batch([()] * 60, concurrency=concurrency, num_threads=60)
     assert len(states) == len(n_threads) == 60
-    assert max(n_threads) < 30, "no thread for a program that must not start"
+    assert max(n_threads) <= 6, "no thread for a program that must not start"
+
+
+def test_items_that_come_late_get_no_more_threads(mock: bn.Mock) -> None:
+    never, n_threads = threading.Event(), list[int]()
+
+    def late() -> Iterator[tuple[int]]:
+        for i in range(8):
+            never.wait(20 * batch.PATIENCE)
+            n_threads.append(sum(t.name.startswith("banyan-batch") for t in threading.enumerate()))
+            yield (i,)
+
+    assert [state.index for state in item.run_batch(late(), generator_style=True)] == list(range(8))
+    assert max(n_threads) < 16, "and not all 64"
 
 
 @pytest.mark.parametrize("n", [1, 2])
