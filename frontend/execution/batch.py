@@ -127,7 +127,6 @@ class BatchRun:
         self._finished: SimpleQueue[tuple[int, State | BaseException] | None] = SimpleQueue()  # None: no further item
         self._slots, self._kept = threading.Semaphore(plan.n_running), threading.Semaphore(plan.n_kept)
         self._running: dict[int, ProgramRun[State]] = {}
-        self._timed_out: set[int] = set()
         self._is_stopped, self._process = False, os.getpid()
         self._bar: Bar | None = None
 
@@ -193,7 +192,7 @@ class BatchRun:
             self._reader.end(error)
         unstarted = iter(self._reader.read, None) if self._plan.n is not None else ()
         with self._lock:
-            runs, self._timed_out = [*self._running.items()], set(self._running)
+            runs, self._running = [*self._running.items()], {}
         runs += [(i, self._plan.start(item, self._limits)) for i, item in unstarted]
         for i, run in runs:
             run.record.end(error)
@@ -262,9 +261,9 @@ class BatchRun:
 
         def settled() -> None:
             with self._lock:
-                del self._running[i]
+                is_new = self._running.pop(i, None) is not None  # else its state was put when it timed out
             self._slots.release()
-            if i not in self._timed_out:  # else its state was put when it timed out
+            if is_new:
                 self._finished.put((i, run.state))
 
         run.record.when_settled(settled)
