@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, product
 from typing import Literal
 
 import msgspec
@@ -221,18 +221,26 @@ class KVExchange:
             if not lease.grow(n):
                 raise TransferFailed("no pages are free")
             n_bytes = self.runner.store.export_bytes((n - pull.first) // page)
-            ways = (way.read(place, n_bytes) for place in pull.places for way in self._transports)
-            try:
-                read = next(filter(None, ways), None)
-            except (OSError, MemoryError, RuntimeError) as e:  # RuntimeError: no thread can be started
-                raise TransferFailed(f"the read of the other engine's buffer cannot begin: {e!r}") from e
-            if read is None:
-                raise TransferFailed("no transport of this engine reaches the other engine's buffer")
+            read = self._begin_read(pull.places, n_bytes)
             self.runner.move(self.cache.take_moves())  # what was evicted goes to host memory
         except BaseException:
             lease.close()
             raise
         self._importing[pull.pull] = _Importing(pull, self._clock() + pull.seconds, lease, read)
+
+    def _begin_read(self, places: Iterable[str], n_bytes: int) -> TransferRead:
+        """Begin to read the other engine's buffer, from the first place where that can begin. TransferFailed: there is
+        none."""
+        errors: list[str] = []
+        for place, way in product(places, self._transports):
+            try:
+                if (read := way.read(place, n_bytes)) is not None:
+                    return read
+            except TransferFailed as e:
+                errors.append(str(e))
+            except (OSError, MemoryError, RuntimeError) as e:  # RuntimeError: no thread can be started
+                errors.append(f"the read of the other engine's buffer cannot begin: {e!r}")
+        raise TransferFailed("; ".join(errors) or "no transport of this engine reaches the other engine's buffer")
 
     # ---- work ------------------------------------------------------------------------------------------------------
 
@@ -277,8 +285,11 @@ class KVExchange:
         if one.n_done == len(one.pages):
             one.lease.close()
             one.lease = one.memory = None
-            places = tuple(way.describe(one.buffer) for way in self._transports)
-            self._reports.append(wire.Exported(one.export.pull, one.n_tokens, places, one.seconds))
+            places: list[str] = []
+            for way in self._transports:
+                with suppress(TransferFailed):  # peers use another transport then
+                    places.append(way.describe(one.buffer))
+            self._reports.append(wire.Exported(one.export.pull, one.n_tokens, tuple(places), one.seconds))
 
     def _import_piece(self, one: _Importing, n: int) -> None:
         if not one.lease.is_open:

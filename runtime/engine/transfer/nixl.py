@@ -55,9 +55,12 @@ class Nixl(Transport):
 
     def _register(self, buffer: Buffer) -> bytes:
         if buffer not in self._registered:
-            memory = self.agent.register_memory([(buffer.address, HEADER + buffer.n_bytes, 0, "")], "DRAM")
-            self._registered[buffer] = self.agent.get_partial_agent_metadata(memory, inc_conn_info=True)
-            buffer.before_close = partial(self.agent.deregister_memory, memory)
+            try:
+                memory = self.agent.register_memory([(buffer.address, HEADER + buffer.n_bytes, 0, "")], "DRAM")
+                buffer.before_close = partial(self.agent.deregister_memory, memory)
+                self._registered[buffer] = self.agent.get_partial_agent_metadata(memory, inc_conn_info=True)
+            except Exception as e:  # NIXL's errors have no base of their own
+                raise TransferFailed(f"NIXL cannot register the memory of a buffer: {e!r}") from e
         return self._registered[buffer]
 
     def read(self, place: str, n_bytes: int) -> TransferRead | None:
@@ -71,7 +74,11 @@ class Nixl(Transport):
             raise TransferFailed(f"NIXL does not reach the other engine: {e!r}") from e
         with self._lock:
             target = self._targets.take(n_bytes)
-        self._register(target)
+        try:
+            self._register(target)
+        except TransferFailed:
+            self.give(target)
+            raise
         expected = head(bytes.fromhex(name), int(number))
         read = _NixlRead(self, peer, int(address), expected, target, n_bytes)
         self._reads.add(read)

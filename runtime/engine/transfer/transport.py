@@ -197,7 +197,7 @@ class Transport:
     """One way to move pages between engines."""
 
     def describe(self, buffer: Buffer) -> str:
-        """Where peers find the current content of a buffer."""
+        """Where peers find the current content of a buffer. TransferFailed: this transport cannot give it to them."""
         raise NotImplementedError
 
     def read(self, place: str, n_bytes: int) -> TransferRead | None:

@@ -18,7 +18,14 @@ from banyan.radix_cache.check import check
 from banyan.runtime.config import KVDtype
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.transfer.exchange import KVExchange
-from banyan.runtime.engine.transfer.transport import Buffers, SharedMemory
+from banyan.runtime.engine.transfer.transport import (
+    Buffer,
+    Buffers,
+    SharedMemory,
+    TransferFailed,
+    TransferRead,
+    Transport,
+)
 from banyan.runtime.protocol.wire import EndPull, Export, Exported, Hold, Ping, Pull, Pulled
 
 PROMPT = [(7 * i) % 50 for i in range(100)]
@@ -389,6 +396,39 @@ def test_pull_without_a_thread_or_memory_fails_alone(
     pair.check()
     for e in pair.engines:
         e.exchange.close()
+
+
+class NoTransport(Transport):
+    """Can neither describe a buffer nor read one."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def describe(self, buffer: Buffer) -> str:
+        raise TransferFailed("no memory can be registered")
+
+    def read(self, place: str, n_bytes: int) -> TransferRead | None:
+        raise self._error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [TransferFailed("no memory can be registered"), OSError("no descriptor")], ids=repr)
+def test_transport_that_fails_leaves_the_pull_to_the_others(pair: Pair, error: Exception) -> None:
+    failing = NoTransport(error)
+    source, puller = (e.exchange for e in pair.engines)
+    source._transports = (failing, *source._transports)
+    pair.run(0)
+    exported = pair.export()
+    assert len(exported.places) == 1
+    others, puller._transports = puller._transports, (failing,)
+    pair.begin_pull(exported)
+    assert str(error) in pair.pulled().why
+    puller._transports = (failing, *others)
+    pair.begin_pull(exported)
+    assert pair.pulled().n_tokens == 96
+    pair.end()
 
 
 class OneTurn:

@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from transfer_reads import all_of
@@ -35,6 +36,50 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl._api", None)
     with pytest.raises(ConfigError, match=r"kv_transfer is nixl, which is not installed .*banyan\[nixl\]"):
         Nixl(0)
+
+
+class FailingAgent:
+    """A NIXL that cannot register memory, or cannot describe it."""
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+
+    def add_remote_agent(self, metadata: bytes) -> str:
+        return "peer"
+
+    def register_memory(self, *_: Any) -> str:
+        self._call("register_memory")
+        return "memory"
+
+    def get_partial_agent_metadata(self, *_: Any, **__: Any) -> bytes:
+        self._call("get_partial_agent_metadata")
+        return b""
+
+    def deregister_memory(self, memory: str) -> None:
+        pass
+
+    def _call(self, name: str) -> None:
+        if name == self.failing:
+            raise type("nixlBackendError", (Exception,), {})("ibv_reg_mr failed")
+
+
+@pytest.mark.parametrize("failing", ["register_memory", "get_partial_agent_metadata"])
+def test_memory_that_cannot_be_registered_fails_one_transfer(
+    monkeypatch: pytest.MonkeyPatch, buffer: Buffer, failing: str
+) -> None:
+    agent = FailingAgent(failing)
+    module = SimpleNamespace(nixl_agent=lambda *_: agent, nixl_agent_config=dict, nixl_thread_sync_t=MagicMock())
+    monkeypatch.setitem(sys.modules, "nixl", ModuleType("nixl"))
+    monkeypatch.setitem(sys.modules, "nixl._api", module)
+    transport = Nixl(0)
+    for _ in range(3):
+        with pytest.raises(TransferFailed, match="ibv_reg_mr failed"):
+            transport.read(f"nixl eA== 1 {buffer.name.hex()} 1", MIB)
+        assert transport._targets.n_used == 0
+        assert transport._targets.n_bytes == MIB, "the same memory again"
+        with pytest.raises(TransferFailed, match="ibv_reg_mr failed"):
+            transport.describe(buffer)
+    transport.close()
 
 
 @pytest.fixture
