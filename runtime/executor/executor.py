@@ -354,7 +354,8 @@ class Executor:
                 return
             state.queue.popleft()
             self._n_queued -= 1
-            self._count_needs(state, op, -1)
+            if state.error is not None or isinstance(op, PendingJoin):  # else all inserted values are known: no count
+                self._count_needs(state, op, -1)
             if state.error is not None:
                 self._fail(op, copy_error(state.error, EARLIER_OP))
             else:
@@ -437,7 +438,8 @@ class Executor:
         """Put an unfinished op back at the head of the state's queue."""
         state.queue.appendleft(op)
         self._n_queued += 1
-        self._count_needs(state, op, 1)
+        if isinstance(op, PendingJoin):  # the values that an Append inserts are known
+            self._count_needs(state, op, 1)
 
     def _reach(self, join: PendingJoin, reached: Snapshot | BanyanError) -> None:
         join.reached = reached

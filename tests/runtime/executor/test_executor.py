@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from banyan.runtime.executor import executor as executor_module
 from banyan.runtime.executor.executor import Executor, ProgramObserver
 from banyan.runtime.executor.generation import Generation
 from banyan.runtime.executor.generator import Attempt, Done, GenOutcome
@@ -20,11 +23,12 @@ class Waiting(Attempt):
 class Manual:
     """A generator that keeps its attempts, so that the test ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: type[PromptText] = PromptText) -> None:
         self.attempts: list[Waiting] = []
+        self._prompt = prompt
 
     def prompt(self, program: Any) -> PromptText:
-        return PromptText()
+        return self._prompt()
 
     def attempt(self, program: Any, generation: Generation, done: Done) -> Waiting:
         self.attempts.append(Waiting(generation.op, generation.prompt, generation.round, done))
@@ -60,6 +64,24 @@ def test_end_of_dropped_branches_takes_linear_time() -> None:
         return n_calls_of_finish
 
     assert n_calls_with(80) < 5 * n_calls_with(20)
+
+
+class CountedPrompt(PromptText):
+    """A prompt that takes token ids without a tokenizer."""
+
+    def append_part(self, part: Any) -> None:
+        super().append_part("x")
+
+
+def test_append_of_token_ids_counts_its_values_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    refs = executor_module._refs
+    monkeypatch.setattr(executor_module, "_refs", lambda parts: looked.append(len(parts)) or refs(parts))
+    executor = Executor(Manual(CountedPrompt), ProgramObserver())
+    executor.queue(wire.Append(0, tuple(wire.TokenIds(b"1234") for _ in range(50))))
+    executor.pump()
+    assert executor.is_settled
+    assert len(looked) <= 1 + 50, "once when it comes, and each time that it may have to wait"
 
 
 def test_dropped_parent_stops_if_its_unforked_children_have_ended() -> None:
