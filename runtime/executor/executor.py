@@ -644,7 +644,9 @@ class Executor:
 
     def _count_needs(self, state: RunningState, op: QueuedOp, n: int) -> None:
         """Count the states that `op` needs other than `state`, in whose queue it is: those that make the
-        values it inserts, or the child that it joins. n: 1 if the op was queued, -1 if it is queued no more."""
+        values it inserts, or the child that it joins. n: 1 if the op was queued, -1 if it is queued no more. A value
+        that no op makes yet counts too. If the state turns out to make it itself, it waits for itself: even if it was
+        dropped, it ends only with the deadlock (`_break_deadlock`)."""
         match op:
             case wire.Append(parts=parts):
                 for ref in _refs(parts):
