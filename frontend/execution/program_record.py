@@ -126,7 +126,8 @@ class ProgramRecord:
         """Functions to call with the future of each gen and select when it is done. Token budgets and a batch's
         progress bar add them."""
         self._called: dict[int, weakref.ref[ProgramRecord]] = {}  # the runs that this one has started
-        self._is_cancelled = False
+        self.is_stopped = False
+        """Whether the whole program was stopped or cancelled before all its values were known."""
         reference = None if is_recorder(backend) else CALLER.get()
         caller = None if reference is None else reference()
         self.budgets: Sequence[run_limits.TokenBudget] = () if caller is None else caller.budgets
@@ -278,10 +279,12 @@ class ProgramRecord:
 
     def stop(self, error: Exception) -> None:
         """Stop the program on the server; unfinished values fail with `error`. Only the first call has an effect."""
+        is_settled = self.is_settled
         with self._lock:
             if self.failure is not None:
                 return
             self.failure = error
+            self.is_stopped |= not is_settled
         self.program.cancel()
         self._call_stop_callbacks()
         for record in self._called_records():
@@ -292,16 +295,11 @@ class ProgramRecord:
         """Cancel the program on the server and, unless the body has returned, the programs that it has called. Unlike
         `stop`, this sets no error for the body, which ends where it next reads a value. Takes no lock, so a finalizer
         may call it."""
-        self._is_cancelled = True
+        self.is_stopped = True
         self.program.cancel()
         if not self._has_returned:
             for record in self._called_records():
                 record.cancel()
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the whole program was stopped or cancelled."""
-        return self.failure is not None or self._is_cancelled
 
     @property
     def _has_returned(self) -> bool:
@@ -316,7 +314,7 @@ class ProgramRecord:
         self._called[key] = weakref.ref(record, lambda _: remove(key, None))
         if self.failure is not None:  # read after the record is added: `stop` sets it before it reads `_called`
             record.stop(self.failure)
-        elif self._is_cancelled and not self._has_returned:
+        elif self.is_stopped and not self._has_returned:
             record.stop(Cancelled(f"program {self.name}, which called this one, was cancelled"))
 
     def on_stop(self, callback: Callable[[], None]) -> None:

@@ -174,7 +174,8 @@ class LazyValue(Expr):
             if ref.future.done() and isinstance(found := ref.future.exception(), errors.BanyanError):
                 error, origin = found, ref
             ref = ref.previous
-        if isinstance(error, errors.Cancelled) and (failure := self.record.failure) is not None:
+        failure = self.record.failure
+        if isinstance(error, errors.Cancelled) and self.record.is_stopped and failure is not None:
             if not isinstance(failure, errors.BanyanError):
                 return failure
             error = failure
@@ -298,7 +299,7 @@ class JoinedValues:
 def _ended_program(value: Any, error: errors.ProgramError) -> bool:
     """Whether `error`, raised by reading `value`, comes from a limit or the end of the whole program, not of one
     branch."""
-    if isinstance(error, errors.Cancelled):  # otherwise the branch was dropped
+    if isinstance(error, errors.Cancelled):  # if the program was not stopped, the branch was dropped
         return any(ref.record.is_stopped for ref in lazy_values(value))
     if not isinstance(error, errors.DeadlineExceeded | errors.BudgetExceeded):
         return False

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import banyan as bn
 from banyan.runtime.protocol import wire
 from forms import examples
+from waits import wait_until
 
 
 def run(body: Any, backend: Any = None) -> bn.State:
@@ -486,6 +487,17 @@ def test_cancelled_run_is_not_an_error_of_a_branch(on_error: str) -> None:
     state.cancel()
     with pytest.raises(bn.Cancelled, match="the program was cancelled"):
         state["g"]
+
+
+def test_cancel_of_a_finished_run_changes_no_collected_value() -> None:
+    backend = bn.Mock("fine", latency=lambda call: 30.0 if call.prompt.endswith("1") else 0.0)
+    state = two_branches.run("collect", drops=True, backend=backend)
+    wait_until(lambda: state._record.is_settled, "the end of the run")
+    state.cancel()
+    first, error = state["g"]
+    assert first == "fine"
+    assert isinstance(error, bn.ForkError)
+    assert "its state was dropped" in str(error)
 
 
 @pytest.mark.parametrize(("timeout", "budget"), [(0.05, None), (None, 5)])
