@@ -7,6 +7,7 @@ Unsupported for a feature that a kind lacks, and says what to use instead.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -25,6 +26,8 @@ Kind = Literal["chat", "completion"]
 # Fields of Sampling that the API has too. Defaults are not sent: reasoning models refuse even those.
 SAME = {"temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "seed", "stop", "logit_bias"}
 
+WRAPPER = 16
+"""How many tokens the object around a value of plain text has at most: max_tokens is the limit of the value alone."""
 MAX_STOPS = 4
 """Maximum number of stop strings that OpenAI's API takes."""
 
@@ -96,12 +99,14 @@ def plain_schema(op: wire.Gen | wire.Select, kind: Kind) -> dict[str, Any] | Non
 
 
 def plain_sample(sample: wire.Sample, schema: Mapping[str, Any], stop: Sequence[str]) -> wire.Sample:
-    """The sample with the plain text of its `value`, up to the first of the stop strings. A text that is no such object
-    stays as it is: some servers ignore schemas, and the text may be the value itself."""
+    """The sample with the plain text of its `value`, up to the first of the stop strings. A text that is no object with
+    a text or a finite number stays as it is: some servers ignore schemas, and the text may be the value itself."""
     try:
         value = json.loads(sample.text)["value"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return sample
+    if not isinstance(value, str | float | int) or (isinstance(value, float) and not math.isfinite(value)):
+        return sample  # null, NaN or 1e400, and not the texts None, nan or inf
     if schema["type"] == "integer" and isinstance(value, float) and value.is_integer():
         value = int(value)  # for JSON, 42.0 is an integer
     text = str(value)
@@ -130,13 +135,14 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
         request["stop"] = list(job.stops)
     if sampling.max_tokens < 1:
         refuse("max_tokens=0", kind)
-    request["max_tokens" if kind == "completion" else max_tokens_as] = sampling.max_tokens
+    plain = plain_schema(job.op, kind)
+    request["max_tokens" if kind == "completion" else max_tokens_as] = sampling.max_tokens + (WRAPPER if plain else 0)
     if sampling.logprobs:
         request |= {"logprobs": sampling.top_logprobs} if kind == "completion" else {"logprobs": True}
         if kind == "chat" and sampling.top_logprobs:
             request["top_logprobs"] = sampling.top_logprobs
     constraint = sampling.constraint
-    if (plain := plain_schema(job.op, kind)) is not None:
+    if plain is not None:
         request.pop("stop", None)  # a space, which ends a number, would end the object
         request["response_format"] = _schema("output", _object("value", plain))
     elif constraint is not None:

@@ -267,6 +267,21 @@ def test_type_of_plain_text_is_sent_as_the_schema_of_an_object(
     assert "stop" not in api.bodies[0]
 
 
+def test_limit_of_a_value_of_plain_text_leaves_room_for_its_object(serve: Any, fake: ModuleType) -> None:
+    api, backend = serve(lambda path, body: fake.chat('{"value": 1234}'))
+    assert chat.bind(type=int, max_tokens=4).run(backend=backend).value("a") == 1234
+    chat.bind(max_tokens=4).run(backend=backend).sync()
+    assert [body["max_tokens"] for body in api.bodies] == [4 + 16, 4]
+
+
+@pytest.mark.parametrize("answer", ["null", "NaN", "1e400", "-Infinity", "[1]", "true"])
+def test_value_that_is_no_finite_number_is_a_bad_output(serve: Any, fake: ModuleType, answer: str) -> None:
+    _, backend = serve(lambda path, body: fake.chat(f'{{"value": {answer}}}'))
+    for kind in (float, int, Literal["None", 2]):
+        with pytest.raises(bn.BadOutput):
+            chat.bind(type=kind).run(backend=backend).value("a")
+
+
 def test_invalid_answer_for_a_type_of_plain_text_is_a_bad_output(serve: Any, fake: ModuleType) -> None:
     answers = ['{"value": "forty"}', '{"value": null}', '{"valu', "about forty"]
     api, backend = serve(lambda path, body: fake.chat(answers[len(api.bodies) - 1]))
