@@ -76,7 +76,7 @@ class GenOptions(
     """Whether the output continues after an end-of-sequence token."""
     seed: wire.Seed | None = None
     """A 64-bit integer; without one, the server chooses. For a gen: its own seed. For a run: each gen, and each program
-    that the run calls without a seed, gets its own seed, which is derived from this one."""
+    that its body calls without a seed, gets its own seed, which is derived from this one."""
     return_logprob: bool | None = None
     """Include the log-probability of each output token in the meta info. With False, the meta info has no
     log-probabilities at all."""
