@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from base64 import b64decode, b64encode
-from functools import partial
+from contextlib import ExitStack
 from typing import Any
 
 from banyan.runtime.engine.transfer.transport import (
@@ -56,9 +56,11 @@ class Nixl(Transport):
     def _register(self, buffer: Buffer) -> bytes:
         if buffer not in self._registered:
             try:
-                memory = self.agent.register_memory([(buffer.address, HEADER + buffer.n_bytes, 0, "")], "DRAM")
-                buffer.before_close = partial(self.agent.deregister_memory, memory)
-                self._registered[buffer] = self.agent.get_partial_agent_metadata(memory, inc_conn_info=True)
+                with ExitStack() as undo:
+                    memory = self.agent.register_memory([(buffer.address, HEADER + buffer.n_bytes, 0, "")], "DRAM")
+                    undo.callback(self.agent.deregister_memory, memory)
+                    self._registered[buffer] = self.agent.get_partial_agent_metadata(memory, inc_conn_info=True)
+                    buffer.before_close = undo.pop_all().close
             except Exception as e:  # NIXL's errors have no base of their own
                 raise TransferFailed(f"NIXL cannot register the memory of a buffer: {e!r}") from e
         return self._registered[buffer]

@@ -42,13 +42,14 @@ class FailingAgent:
     """A NIXL that cannot register memory, or cannot describe it."""
 
     def __init__(self, failing: str) -> None:
-        self.failing = failing
+        self.failing, self.n_registered = failing, 0
 
     def add_remote_agent(self, metadata: bytes) -> str:
         return "peer"
 
     def register_memory(self, *_: Any) -> str:
         self._call("register_memory")
+        self.n_registered += 1
         return "memory"
 
     def get_partial_agent_metadata(self, *_: Any, **__: Any) -> bytes:
@@ -56,7 +57,7 @@ class FailingAgent:
         return b""
 
     def deregister_memory(self, memory: str) -> None:
-        pass
+        self.n_registered -= 1
 
     def _call(self, name: str) -> None:
         if name == self.failing:
@@ -79,7 +80,9 @@ def test_memory_that_cannot_be_registered_fails_one_transfer(
         assert transport._targets.n_bytes == MIB, "the same memory again"
         with pytest.raises(TransferFailed, match="ibv_reg_mr failed"):
             transport.describe(buffer)
+        assert agent.n_registered == 0
     transport.close()
+    assert agent.n_registered == 0
 
 
 @pytest.fixture
