@@ -28,6 +28,8 @@ SAME = {"temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "s
 
 WRAPPER = 16
 """How many tokens the object around a value of plain text has at most: max_tokens is the limit of the value alone."""
+SMALL = 256
+"""Values of max_tokens below this leave no room for the object. Larger ones may be the most that the model takes."""
 MAX_STOPS = 4
 """Maximum number of stop strings that OpenAI's API takes."""
 
@@ -136,7 +138,8 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     if sampling.max_tokens < 1:
         refuse("max_tokens=0", kind)
     plain = plain_schema(job.op, kind)
-    request["max_tokens" if kind == "completion" else max_tokens_as] = sampling.max_tokens + (WRAPPER if plain else 0)
+    wrapper = WRAPPER if plain is not None and sampling.max_tokens < SMALL else 0
+    request["max_tokens" if kind == "completion" else max_tokens_as] = sampling.max_tokens + wrapper
     if sampling.logprobs:
         request |= {"logprobs": sampling.top_logprobs} if kind == "completion" else {"logprobs": True}
         if kind == "chat" and sampling.top_logprobs:
