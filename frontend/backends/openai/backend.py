@@ -226,16 +226,16 @@ class OpenAI:
 
     async def _gen(self, job: Job, request: dict[str, Any]) -> GenOutcome:
         assert isinstance(job.op, wire.Gen)
-        n, has_reasoning = request.get("n", 1), job.op.reasoning is not None
+        options = request.get("n", 1), job.op.reasoning is not None, job.op.tools is not None
         if not request.get("stream"):
-            outcome = responses.outcome(await self._create(request), self.kind, n, has_reasoning)
+            outcome = responses.outcome(await self._create(request), self.kind, *options)
             if (schema := format.plain_schema(job.op, self.kind)) is None:
                 return outcome
             stop = job.op.sampling.stop
             samples = tuple(format.plain_sample(sample, schema, stop) for sample in outcome.samples)
             return _deliver(job, outcome._replace(samples=samples))
         chunks = await self._create(request)
-        reader, is_separated = responses.ResponseReader(self.kind, n, has_reasoning), False
+        reader, is_separated = responses.ResponseReader(self.kind, *options), False
         try:
             async for chunk in chunks:
                 reasoning, text = reader.take(chunk)

@@ -28,11 +28,12 @@ class ResponseReader:
     """Reads the response to a gen: one whole response, or the chunks of a stream.
 
     n: the number of choices that were asked for. has_reasoning: keep the reasoning that the server separated.
+    has_tools: the model may call tools; otherwise calls are ignored.
     first: when the first text or reasoning came, in seconds of time.monotonic(); 0.0 before that.
     """
 
-    def __init__(self, kind: Kind, n: int = 1, has_reasoning: bool = False) -> None:
-        self._kind, self._n, self._has_reasoning = kind, n, has_reasoning
+    def __init__(self, kind: Kind, n: int = 1, has_reasoning: bool = False, has_tools: bool = False) -> None:
+        self._kind, self._n, self._has_reasoning, self._has_tools = kind, n, has_reasoning, has_tools
         self._choices: dict[int, _Choice] = {}
         self._usage: Any = None
         self._limits, self._n_chunks = limits.get(), 0
@@ -71,7 +72,7 @@ class ResponseReader:
         samples = tuple(choice.sample(n_tokens, self._has_reasoning) for choice in choices)
         calls = tuple(
             wire.WireToolCall(call.id or f"call_{k}", call.name, call.arguments or "{}")
-            for k, call in enumerate(choices[0].calls)
+            for k, call in enumerate(choices[0].calls if self._has_tools else ())
         )
         if calls:
             first = replace(samples[0], text=samples[0].text + called_text(calls))
@@ -165,9 +166,9 @@ class _Choice:
         return wire.Sample("".join(self.texts), reason, n_tokens=n_tokens, logprobs=logprobs, reasoning=reasoning)
 
 
-def outcome(response: Any, kind: Kind, n: int = 1, has_reasoning: bool = False) -> GenOutcome:
-    """Returns the outcome of a whole response. has_reasoning: keep the reasoning that the server separated."""
-    reader = ResponseReader(kind, n, has_reasoning)
+def outcome(response: Any, kind: Kind, n: int = 1, has_reasoning: bool = False, has_tools: bool = False) -> GenOutcome:
+    """Returns the outcome of a whole response. The other arguments are those of a ResponseReader."""
+    reader = ResponseReader(kind, n, has_reasoning, has_tools)
     reader.take(response)
     return reader.outcome()._replace(times=wire.Times())
 

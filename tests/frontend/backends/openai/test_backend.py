@@ -380,6 +380,14 @@ def test_conversation_with_calls_has_their_text(serve: Any, fake: ModuleType) ->
     assert api.bodies[1]["messages"][1]["tool_calls"][0]["function"]["name"] == "price"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_a_gen_without_tools_are_ignored(serve: Any, fake: ModuleType, stream: bool) -> None:
+    calls = [{"index": 0, "id": "c", "type": "function", "function": {"name": "price", "arguments": "{}"}}]
+    answer = [chunk("Hi", tool_calls=calls), chunk(finish="stop")] if stream else fake.chat("Hi", tool_calls=calls)
+    _, backend = serve(lambda path, body: answer)
+    assert chat.run(backend=backend, stream=stream)["a"] == "Hi"
+
+
 def test_tool_calls_beyond_max_rounds_raise(serve: Any, fake: ModuleType) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     _, backend = serve(lambda path, body: fake.chat(None, tool_calls=[call]))
