@@ -15,7 +15,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from banyan.runtime.constraint.limits import json_decoder
 from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
 
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?![/*])(?:\\.|[^/\\])+/?|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
+"""llguidance refuses a literal without an end. It is matched too, so that the text after it is searched only once."""
 _ATTRIBUTE = re.compile(r"\[\s*(\w+)\b[^\]\[:|]*\]\s*(?:\.\d+\s*)?:")
 _GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # \s* would read the blank lines after each one
 _IN_GBNF = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^]\\])*\]?|((?:\s|#[^\n]*)+)', re.DOTALL)

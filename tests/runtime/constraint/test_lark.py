@@ -123,6 +123,12 @@ def test_memory_that_is_out_is_no_invalid_grammar(monkeypatch: pytest.MonkeyPatc
         lark.from_gbnf('root ::= "a"')
 
 
+@pytest.mark.parametrize("unit", ["\\/\n", "\\/", '\\"', '\\"\\\n'])
+def test_literals_without_an_end_are_read_once(unit: str) -> None:
+    text = 'start: "a"\n' + unit * (65536 // len(unit))
+    assert lark.split(text) == [text]
+
+
 def test_assignment_sign_in_a_string_is_no_ebnf() -> None:
     text = 'start: "::=" /::=/  // ::='
     assert lark.split(lark.from_gbnf(text)) == [text]
@@ -153,6 +159,13 @@ def test_number_that_no_compiler_reads_is_named(bench: Any, frame: str) -> None:
 def test_invalid_grammar_raises(bench: Any, text: str) -> None:
     with pytest.raises(ConstraintError):
         bench.compile("grammar", text)
+
+
+@pytest.mark.parametrize("begin", ['"', "/", "\\/", '"\\\n', "/\\\n", "/\n", "/*", '"a" i"'])
+@pytest.mark.parametrize("what", ["<[1]>", '%json {"contains": {}}', "@other"])
+def test_no_feature_is_hidden_in_a_literal_without_an_end(bench: Any, begin: str, what: str) -> None:
+    with pytest.raises(ConstraintError):
+        bench.compile("grammar", f'start: "a" {begin} {what}')
 
 
 def test_grammar_constrains_the_output(bench: Any) -> None:
