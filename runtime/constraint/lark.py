@@ -50,10 +50,14 @@ def _simpler(piece: re.Match[str]) -> str:
 
 def _plain(escape: re.Match[str]) -> str:
     """An escape in GBNF as the translator can take it, which drops the leading zeros of \\uXXXX and \\UXXXXXXXX.
-    Raises UnicodeDecodeError if there is no such character."""
+    Raises ValueError if there is no such character."""
     if not (digits := escape[1] or escape[2]):
         return escape[0]
-    char = int(digits, 16).to_bytes(4).decode("utf-32-be")
+    try:
+        char = int(digits, 16).to_bytes(4).decode("utf-32-be")
+    except UnicodeDecodeError:
+        why = f"{escape[0]} is no character; write one beyond \\uffff as \\UXXXXXXXX, not as a pair of surrogates"
+        raise ValueError(why) from None
     return f"\\x{ord(char):02x}" if char.isascii() else char
 
 
