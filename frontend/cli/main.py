@@ -456,9 +456,10 @@ def _serve(options: argparse.Namespace) -> int:
             "--isolate connection does not separate clients over HTTP, whose requests come over one connection of the "
             "HTTP process; leave it out, or leave --http out. --http-keys and --http-isolate separate them"
         )
-    if both := config.adapters.keys() & configs.model_names(http.models):
-        raise ConfigError(f"--http-models and --adapter have the same name {min(both)}; give the adapter another one")
     if options.http:
+        names = configs.model_names(http.models) or (config.model,)  # the server finds the name of a directory
+        if both := config.adapters.keys() & names:
+            raise ConfigError(f"the model and an adapter have the same name {min(both)}; give the adapter another one")
         launch.check_gateway(http)  # raises before the server loads a model
     server = launch.start(config)
     gateway: launch.GatewayProcess | None = None

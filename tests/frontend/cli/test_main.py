@@ -299,8 +299,9 @@ def test_options_of_the_http_interface_need_it(
         (["--http", "0", "--isolate", "connection"], "--isolate connection does not separate clients over HTTP"),
         (
             ["--http", "0", "--http-models", "a,b", "--adapter", "b=d"],
-            "--http-models and --adapter have the same name b",
+            "the model and an adapter have the same name b",
         ),
+        (["--http", "0", "--adapter", "pocket=d"], "the model and an adapter have the same name pocket"),
     ],
 )
 def test_options_of_the_http_interface_are_checked_before_a_model_is_loaded(
