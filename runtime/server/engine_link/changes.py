@@ -427,7 +427,7 @@ class EngineChanges:
             self._replicas.model = roll.before
             self._server.log("info", f"the weights are not changed: {error}")
         else:
-            self.directory, self.name = roll.directory, name_of(roll.directory)
+            self.directory, self.name = roll.directory, roll.name
             if isinstance(self._images, Images):
                 self._images.move(roll.directory)  # the one before may be deleted now
             self._server.log("info", f"all engines have {roll.model}")
@@ -490,6 +490,7 @@ class WeightsRoll:
     ended. If there is only one engine, a second one is added first.
 
     directory, model  the directory of the new model
+    name              its name, at the beginning of the change
     before            the model before the change
     then              to be called at the end of the change, with "" or an error
     starting          the engine that loads the new weights now; None: no engine loads, and the next one is being
@@ -509,6 +510,7 @@ class WeightsRoll:
         be added."""
         self._changes, self._replicas, self._requests = changes, replicas, requests
         self.directory, self.model, self.before, self.then = directory, str(directory), before, then
+        self.name = name_of(directory)
         self._emptying: ReplicaProcess | None = None
         self._extra: ReplicaProcess | None = None
         self.starting: ReplicaProcess | None = None

@@ -18,7 +18,7 @@ from banyan.runtime.errors import ConfigError
 from banyan.runtime.fleet.scaling import LoadScaler
 from banyan.runtime.model.images import ImageSpec, image_spec
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.changes import EngineChanges
+from banyan.runtime.server.engine_link.changes import EngineChanges, WeightsRoll
 from banyan.runtime.server.engine_link.remote import RemoteLink
 from banyan.runtime.server.engine_link.replica_process import ReplicaProcess
 from banyan.runtime.server.text.image_process import ProcessStart
@@ -61,7 +61,7 @@ def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=f"{other} uses a different image processor from old"):
             changes._find_weights(str(other))
     assert changes._find_weights(str(same)) == same
-    changes.end_roll(SimpleNamespace(directory=same, model=str(same), then=lambda error: None))
+    changes.end_roll(SimpleNamespace(directory=same, name="same", model=str(same), then=lambda error: None))
     assert changes.name == "same"
     assert msgspec.msgpack.decode(images._helper.hello, type=ProcessStart).directory == str(same)
 
@@ -70,11 +70,17 @@ def test_the_model_keeps_its_name_when_a_link_to_it_changes(tmp_path: Path) -> N
     """The link names the next model before a change of weights, or without one."""
     link = tmp_path / "current"
     link.symlink_to(tmp_path / "v1")
-    changes = make(SimpleNamespace(model=""), directory=link)
+    replica: Any = SimpleNamespace(is_open=True, is_ready=True, is_rolled=False, weights=b"v1", is_empty=False)
+    requests: Any = SimpleNamespace(routes=SimpleNamespace(weights=b"v1"), vacate=lambda one: None)
+    replicas: Any = SimpleNamespace(model="")
+    changes = make(replicas, directory=link)
     link.unlink()
     link.symlink_to(tmp_path / "v2")
     assert changes.name == "v1"
-    changes.end_roll(SimpleNamespace(directory=link, model=str(link), then=lambda error: None))
+    roll = WeightsRoll(changes, [replica, replica], requests, link, "", lambda error: None)
+    link.unlink()
+    link.symlink_to(tmp_path / "v3")
+    changes.end_roll(roll)
     assert changes.name == "v2"
 
 
