@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from banyan.execution.asyncio_bridge import on_thread
 from banyan.execution.batch import BatchPlan, ItemReader, OnError, check
 from banyan.execution.program_run import finished
+from banyan.execution.thread_pool import item_threads
 from banyan.lang.async_state import AsyncState
 from banyan.runtime.errors import BadProgram, DeadlineExceeded, RuntimeLost
 
@@ -130,7 +131,7 @@ class AsyncBatch:
                 end = self._limits.end
                 try:
                     async with asyncio.timeout(None if end is None else end.at - time.monotonic()):
-                        await on_thread(lambda: found.append(self._reader.read()))
+                        await on_thread(item_threads(), lambda: found.append(self._reader.read()))
                 except TimeoutError:
                     assert end is not None
                     self._reader.end(DeadlineExceeded.of("batch", end.timeout))

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from banyan.execution.program_record import ProgramRecord
-from banyan.execution.thread_pool import body_threads
+from banyan.execution.thread_pool import ThreadPool
 from banyan.runtime.future import ValueFuture
 
 
@@ -31,8 +31,8 @@ async def wait_done(future: ValueFuture[Any] | Future[Any]) -> None:
     await waiter
 
 
-async def on_thread(work: Callable[[], None]) -> None:
-    """Run `work` on a thread of the pool and raise what it raises. Cancelling the wait does not stop `work`."""
+async def on_thread(threads: ThreadPool, work: Callable[[], None]) -> None:
+    """Run `work` on one of the threads and raise what it raises. Cancelling the wait does not stop `work`."""
     done: Future[None] = Future()
 
     def body() -> None:
@@ -43,7 +43,7 @@ async def on_thread(work: Callable[[], None]) -> None:
         else:
             done.set_result(None)
 
-    body_threads().run(body)
+    threads.run(body)
     await wait_done(done)
     done.result()
 

@@ -127,7 +127,7 @@ async def finished(run: ProgramRun[Any]) -> AsyncState:
             await run.play_async()
         else:
             async with UntilStopped(record):
-                await on_thread(run.play)
+                await on_thread(body_threads(), run.play)
         for future in record.futures:
             await wait_done(future)
         await state.sync()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -102,4 +103,11 @@ def body_threads() -> ThreadPool:
     return _body_threads
 
 
+def item_threads() -> ThreadPool:
+    """The pool of this process that reads the items of async batches, one thread each. It has no limit, because an
+    iterable may keep its thread for ever, also when its batch has ended."""
+    return _item_threads
+
+
 _body_threads = ThreadPool()
+_item_threads = ThreadPool(n_threads=sys.maxsize, name="banyan-items")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
+from banyan.execution import thread_pool
 
 
 @bn.function
@@ -131,6 +132,33 @@ def test_items_that_come_late_do_not_block_the_loop(run_loop: Any, program: bn.P
         items.put(None)
 
     run_loop(main())
+
+
+def test_items_that_never_come_keep_no_thread_of_the_bodies(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(n_threads=2))
+    is_read, end = threading.Semaphore(0), threading.Event()
+
+    def never() -> Iterator[tuple[int]]:
+        is_read.release()
+        end.wait(60)
+        yield (0,)
+
+    async def read_all() -> None:
+        async for _ in plain.run_batch_async(never(), backend=echo()):
+            pass
+
+    async def main() -> None:
+        for _ in range(2):
+            batch = asyncio.create_task(read_all())
+            await asyncio.to_thread(is_read.acquire)
+            batch.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await batch
+        async with asyncio.timeout(10):
+            assert (await plain.run_async(1, backend=echo())).ret_value == 1
+
+    run_loop(main())
+    end.set()
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=repr)
