@@ -135,4 +135,6 @@ class AsyncBatch:
                 except TimeoutError:
                     assert end is not None
                     self._reader.end(DeadlineExceeded.of("batch", end.timeout))
+                except Exception as e:  # no thread could start; the reader keeps the errors of the items itself
+                    self._reader.end(e)
         return found[0] if found else None

@@ -161,6 +161,23 @@ def test_items_that_never_come_keep_no_thread_of_the_bodies(run_loop: Any, monke
     end.set()
 
 
+def test_batch_whose_thread_cannot_start_ends_with_the_error(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = thread_pool.ThreadPool()
+    monkeypatch.setattr(thread_pool, "_item_threads", threads)
+    monkeypatch.setattr(threads, "_start_thread", fail)
+
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                async for _ in item.run_batch_async(iter([(0,)]), backend=echo()):
+                    pass
+
+    run_loop(main())
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=repr)
 def test_every_exception_of_the_iterable_reaches_the_caller(run_loop: Any, error: BaseException) -> None:
     def broken() -> Iterator[tuple[int]]:
