@@ -125,13 +125,13 @@ class AsyncBatch:
         await self._kept.acquire()
         if self._plan.n is not None:
             return self._reader.read()
-        found: list[tuple[int, Any] | None] = []
+        found: list[tuple[int, Any]] = []
         async with self._reading:  # tasks that wait here need no thread
             if self._reader.n is None:
                 end = self._limits.end
                 try:
                     async with asyncio.timeout(None if end is None else end.at - time.monotonic()):
-                        await on_thread(item_threads(), lambda: found.append(self._reader.read()))
+                        await on_thread(item_threads(), lambda: self._reader.read_to(found))
                 except TimeoutError:
                     assert end is not None
                     self._reader.end(DeadlineExceeded.of("batch", end.timeout))

@@ -78,22 +78,28 @@ class ItemReader:
 
     def read(self) -> tuple[int, Any] | None:
         """Returns (number, item) of the next item; None: there is none."""
+        found: list[tuple[int, Any]] = []
+        self.read_to(found)
+        return found[0] if found else None
+
+    def read_to(self, found: list[tuple[int, Any]]) -> None:
+        """Append (number, item) of the next item, if there is one. At the `end`, which may come while this waits, each
+        item that `n` counts is in its list."""
         with self._reading:
             if self.n_read == self.n:
-                return None
+                return
             try:
                 item = self._context.run(next, self._items)
             except StopIteration:
                 self.end()
-                return None
+                return
             except BaseException as e:  # SystemExit too: it is the caller's, and not meant for a worker
                 self.end(e)
-                return None
+                return
             with self._lock:
-                if self.n_read == self.n:
-                    return None
-                self.n_read += 1
-                return self.n_read - 1, item
+                if self.n_read != self.n:
+                    found.append((self.n_read, item))
+                    self.n_read += 1
 
     def wait(self) -> None:
         """Wait until the item that is being read now has come."""

@@ -13,6 +13,7 @@ import pytest
 
 import banyan as bn
 from banyan.execution import thread_pool
+from banyan.execution.batch import ItemReader
 
 
 @bn.function
@@ -132,6 +133,25 @@ def test_items_that_come_late_do_not_block_the_loop(run_loop: Any, program: bn.P
         items.put(None)
 
     run_loop(main())
+
+
+def test_item_that_comes_when_the_time_is_up_is_not_lost(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_to, ended = ItemReader.read_to, threading.Event()
+
+    def late(reader: ItemReader, found: list[Any]) -> None:
+        read_to(reader, found)
+        ended.wait(60)  # the item counts, but the loop does not know of it yet
+
+    async def main() -> None:
+        monkeypatch.setattr(ItemReader, "read_to", late)
+        states = aiter(item.run_batch_async(iter([(0,)]), backend=echo(), timeout=0.1, on_error="return"))
+        async with asyncio.timeout(10):
+            assert (await anext(states)).index == 0
+            with pytest.raises(bn.DeadlineExceeded, match="the batch's timeout"):
+                await anext(states)
+
+    run_loop(main())
+    ended.set()
 
 
 def test_items_that_never_come_keep_no_thread_of_the_bodies(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
