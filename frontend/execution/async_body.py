@@ -31,14 +31,21 @@ def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> 
         loop = get_running_loop()
     except RuntimeError:  # no loop runs on this thread
         return
-    instead = f"write `await {program or 'prog'}.{method}(...)`, or on a thread `await asyncio.to_thread(...)`"
     body = ASYNC_BODY.get()
     if body is not None and body[0] is loop:
         raise BadProgram(
             f"{what} is not known yet, and waiting for it would block the event loop of {body[1]}, an `async def`; "
-            f"{instead}",
+            + _instead(program or "prog", method),
             program=program,
             line=source_line(),
         )
     if not in_notebook():
-        warn(f"waiting for {what} blocks the event loop of this thread, with all its tasks; {instead}")
+        # The text names no value, because Python shows each text once for a line.
+        warn(
+            "waiting for a program blocks the event loop of this thread, with all its tasks; "
+            + _instead("prog", method)
+        )
+
+
+def _instead(program: str, method: str) -> str:
+    return f"write `await {program}.{method}(...)`, or on a thread `await asyncio.to_thread(...)`"

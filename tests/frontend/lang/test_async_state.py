@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -440,5 +441,20 @@ def test_read_that_blocks_the_loop_of_no_program_warns_except_in_a_notebook(
         assert {warning.filename for warning in warned} == {__file__}
         monkeypatch.setattr(async_body, "in_notebook", lambda: True)
         read()
+
+    run_loop(main())
+
+
+def test_warning_of_a_read_that_blocks_the_loop_comes_once_per_line(run_loop: Any, slow_mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State, name: str) -> None:
+        s += bn.gen(name)
+
+    async def main() -> None:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("default")
+            for name in ("a", "b"):
+                program(name)[name]
+        assert [warning.category for warning in warned] == [UserWarning]
 
     run_loop(main())
