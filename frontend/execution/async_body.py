@@ -21,11 +21,11 @@ ASYNC_BODY: ContextVar[tuple[AbstractEventLoop, str] | None] = ContextVar("banya
 def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> None:
     """Called before this thread waits for `what`, a value of the `def` program named `program`. BadProgram: the thread
     runs the event loop of an `async def` program whose body waits here, so all tasks of the loop would wait. method:
-    what to await instead. Warns if the thread runs any other event loop, except in a notebook, where one always runs
+    what to await instead. Warns if a task of any other event loop waits, except in a notebook, where a loop always runs
     and cells wait for their values."""
     if "asyncio" not in sys.modules:  # it takes longer to import than the rest of the package
         return
-    from asyncio import get_running_loop
+    from asyncio import current_task, get_running_loop
 
     try:
         loop = get_running_loop()
@@ -39,12 +39,17 @@ def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> 
             program=program,
             line=source_line(),
         )
-    if not in_notebook():
+    if current_task() is not None and not (in_notebook() or _in_marimo()):  # no task: a prompt like `python -m asyncio`
         # The text names no value, because Python shows each text once for a line.
         warn(
             "waiting for a program blocks the event loop of this thread, with all its tasks; "
             + _instead("prog", method)
         )
+
+
+def _in_marimo() -> bool:
+    """Whether this code runs in a marimo notebook."""
+    return getattr(sys.modules.get("marimo"), "running_in_notebook", bool)()
 
 
 def _instead(program: str, method: str) -> str:

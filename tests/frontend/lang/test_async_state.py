@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -441,8 +443,21 @@ def test_read_that_blocks_the_loop_of_no_program_warns_except_in_a_notebook(
         assert {warning.filename for warning in warned} == {__file__}
         monkeypatch.setattr(async_body, "in_notebook", lambda: True)
         read()
+        monkeypatch.undo()
+        monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(running_in_notebook=lambda: True))
+        read()
 
     run_loop(main())
+
+
+def test_read_outside_a_task_of_the_loop_does_not_warn(run_loop: Any, slow_mock: bn.Mock) -> None:
+    async def main() -> None:  # `python -m asyncio` runs the lines of its user as callbacks
+        asyncio.get_running_loop().call_soon(lambda: answers.append(plain("q")["a"]))
+        await asyncio.sleep(0)
+
+    answers: list[str] = []
+    run_loop(main())
+    assert answers == ["<a>"]
 
 
 def test_warning_of_a_read_that_blocks_the_loop_comes_once_per_line(run_loop: Any, slow_mock: bn.Mock) -> None:
