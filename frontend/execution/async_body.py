@@ -4,6 +4,7 @@ that block another loop."""
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -18,19 +19,26 @@ ASYNC_BODY: ContextVar[tuple[AbstractEventLoop, str] | None] = ContextVar("banya
 """The event loop and the name of the `async def` program whose body runs here; None: no such body."""
 
 
+def running_loop() -> AbstractEventLoop | None:
+    """The event loop that runs on this thread; None: there is none."""
+    if "asyncio" not in sys.modules:  # it takes longer to import than the rest of the package
+        return None
+    from asyncio import get_running_loop
+
+    with suppress(RuntimeError):  # no loop runs on this thread
+        return get_running_loop()
+    return None
+
+
 def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> None:
     """Called before this thread waits for `what`, a value of the `def` program named `program`. BadProgram: the thread
     runs the event loop of an `async def` program whose body waits here, so all tasks of the loop would wait. method:
     what to await instead. Warns if a task of any other event loop waits, except in a notebook, where a loop always runs
     and cells wait for their values."""
-    if "asyncio" not in sys.modules:  # it takes longer to import than the rest of the package
+    if (loop := running_loop()) is None:
         return
-    from asyncio import current_task, get_running_loop
+    from asyncio import current_task
 
-    try:
-        loop = get_running_loop()
-    except RuntimeError:  # no loop runs on this thread
-        return
     body = ASYNC_BODY.get()
     if body is not None and body[0] is loop:
         raise BadProgram(

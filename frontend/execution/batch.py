@@ -147,7 +147,8 @@ class BatchRun:
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
         """Yields finished states; if `ordered`, in the order of items. Closing the iterator stops the other runs.
         BadProgram: this would block the event loop of an `async def` program."""
-        refuse_to_block("the end of the batch", method="run_batch_async")
+        if self._plan.n != 0:
+            refuse_to_block("the end of the batch", method="run_batch_async")
         with closing(self), self._plan.bar(self._plan.n) as self._bar:
             self._limits = self._plan.limits()
             self._start_thread(self._start_workers, "banyan-batch")

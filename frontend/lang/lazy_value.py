@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from banyan.backends.base import enforces_schemas
-from banyan.execution.async_body import refuse_to_block
+from banyan.execution.async_body import refuse_to_block, running_loop
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.source_line import source_line
@@ -162,9 +162,13 @@ class LazyValue(Expr):
 
     def waiting(self) -> AbstractContextManager[None]:
         """Flush the program. Returns a context manager that records how long its block waits."""
-        name, line = self.name or "the text", source_line()
-        self.record.flush(f"{line} looked at {name!r}")
-        return self.record.trace.span("wait", name, self.state, line)
+        line = source_line()
+        self.record.flush(self.reason(line))
+        return self.record.trace.span("wait", self.name or "the text", self.state, line)
+
+    def reason(self, line: str) -> str:
+        """Why the program is flushed if source line `line` reads this value, for the trace."""
+        return f"{line} looked at {self.name or 'the text'!r}"
 
     def _root_error(self, error: errors.BanyanError) -> BaseException:
         if self.record.error is not None:  # the body raised, which stopped its gens
@@ -327,10 +331,13 @@ def is_done(value: Any) -> bool:
 
 
 def check_wait(value: Any) -> None:
-    """BadProgram: what a variable holds is not known yet, and waiting for it would block an event loop."""
+    """BadProgram: what a variable holds is not known yet, and waiting for it would block an event loop. On a loop, the
+    program is sent first, because some backends, such as a Mock, then know the value at once."""
     for ref in lazy_values(value):
-        if not ref.is_done:
-            refuse_to_block(repr(ref.name) if ref.name else "the text", ref.record.name)
+        if not ref.is_done and running_loop() is not None:
+            ref.record.send(ref.reason(source_line()))
+            if not ref.is_done:
+                refuse_to_block(repr(ref.name) if ref.name else "the text", ref.record.name)
 
 
 def read(value: Any) -> Any:

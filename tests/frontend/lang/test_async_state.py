@@ -37,7 +37,7 @@ def plain(s: bn.State, question: str) -> str:
 @pytest.fixture
 def slow_mock() -> bn.Mock:
     """Answers after a delay; the default backend of the test."""
-    backend = bn.Mock(lambda prompt, name: f"<{name}>", latency=0.02)
+    backend = bn.Mock(lambda prompt, name: f"<{name}>", latency=0.05)
     bn.set_default_backend(backend)
     return backend
 
@@ -372,6 +372,11 @@ def test_using_applies_to_its_task_only(run_loop: Any) -> None:
 
 
 @bn.function
+def whole(s: bn.State) -> None:
+    s += bn.gen("a")
+
+
+@bn.function
 def halves(s: bn.State) -> None:
     branches = s.fork(2)
     branches += bn.gen("a")
@@ -391,7 +396,7 @@ READS: list[Callable[[], Any]] = [
     lambda: halves().error(),
     lambda: halves().sync(),
     lambda: halves().tool_calls("a"),
-    lambda: halves().text(),
+    lambda: whole().text(),
     lambda: halves(use_thread=False),
     lambda: first_half(),
     lambda: list(halves.run(stream=True).text_iter()),
@@ -448,6 +453,33 @@ def test_read_that_blocks_the_loop_of_no_program_warns_except_in_a_notebook(
         read()
 
     run_loop(main())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: plain("q"),
+        lambda: halves()["a"],
+        lambda: halves().error(),
+        lambda: halves().sync(),
+        lambda: whole().text(),
+        lambda: str(halves()),
+        lambda: halves().show(),
+        lambda: halves.run_batch([]),
+        lambda: list(halves.run_batch([], generator_style=True)),
+    ],
+)
+def test_read_that_needs_no_wait_neither_warns_nor_is_refused(run_loop: Any, read: Callable[[], Any]) -> None:
+    @bn.function
+    async def outer(s: bn.AsyncState) -> None:
+        read()
+
+    async def main() -> None:
+        read()
+
+    with bn.using(bn.Mock("x")):
+        run_loop(main())
+        run_loop(outer())
 
 
 def test_read_outside_a_task_of_the_loop_does_not_warn(run_loop: Any, slow_mock: bn.Mock) -> None:
