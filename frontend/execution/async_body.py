@@ -30,6 +30,12 @@ def running_loop() -> AbstractEventLoop | None:
     return None
 
 
+def runs_body(loop: AbstractEventLoop) -> bool:
+    """Whether the code that runs here is the body of an `async def` program on `loop`."""
+    body = ASYNC_BODY.get()
+    return body is not None and body[0] is loop
+
+
 def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> None:
     """Called before this thread waits for `what`, a value of the `def` program named `program`. BadProgram: the thread
     runs the event loop of an `async def` program whose body waits here, so all tasks of the loop would wait. method:

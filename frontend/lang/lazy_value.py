@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from banyan.backends.base import enforces_schemas
-from banyan.execution.async_body import refuse_to_block, running_loop
+from banyan.execution.async_body import refuse_to_block, running_loop, runs_body
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.source_line import source_line
@@ -331,11 +331,13 @@ def is_done(value: Any) -> bool:
 
 
 def check_wait(value: Any) -> None:
-    """BadProgram: what a variable holds is not known yet, and waiting for it would block an event loop. On a loop, the
-    program is sent first, because some backends, such as a Mock, then know the value at once."""
+    """BadProgram: what a variable holds is not known yet, and waiting for it would block the event loop of an `async
+    def` program. On another loop, the program is sent first, because some backends, such as a Mock, then know the value
+    at once, and there is nothing to warn of. In a program a Mock is as strict as a server."""
     for ref in lazy_values(value):
-        if not ref.is_done and running_loop() is not None:
-            ref.record.send(ref.reason(source_line()))
+        if not ref.is_done and (loop := running_loop()) is not None:
+            if not runs_body(loop):
+                ref.record.send(ref.reason(source_line()))
             if not ref.is_done:
                 refuse_to_block(repr(ref.name) if ref.name else "the text", ref.record.name)
 

@@ -469,16 +469,22 @@ def test_read_that_blocks_the_loop_of_no_program_warns_except_in_a_notebook(
         lambda: list(halves.run_batch([], generator_style=True)),
     ],
 )
-def test_read_that_needs_no_wait_neither_warns_nor_is_refused(run_loop: Any, read: Callable[[], Any]) -> None:
-    @bn.function
-    async def outer(s: bn.AsyncState) -> None:
-        read()
-
+def test_read_that_needs_no_wait_does_not_warn(run_loop: Any, read: Callable[[], Any]) -> None:
     async def main() -> None:
         read()
 
     with bn.using(bn.Mock("x")):
         run_loop(main())
+
+
+def test_mock_is_as_strict_as_a_server_in_an_async_def(run_loop: Any) -> None:
+    @bn.function
+    async def outer(s: bn.AsyncState) -> None:
+        assert halves.run_batch([]) == []
+        with pytest.raises(bn.BadProgram, match="'a' is not known yet"):
+            plain("q")["a"]
+
+    with bn.using(bn.Mock("x")):
         run_loop(outer())
 
 
