@@ -26,7 +26,7 @@ def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list
 
 
 def n_common(ids: bytes, start: int, key: bytes) -> int:
-    """The number of leading tokens that `key` shares with the part of `ids` from byte `start` on."""
+    """The number of leading tokens that `key` shares with the part of `ids` starting at byte `start`."""
     at, end = 0, min(len(ids) - start, len(key))
     while end - at > 256:
         middle = at + (end - at) // 8 * 4

@@ -30,10 +30,10 @@ def running_loop() -> AbstractEventLoop | None:
     return None
 
 
-def runs_body(loop: AbstractEventLoop) -> bool:
-    """Whether the code that runs here is the body of an `async def` program on `loop`."""
+def program_on(loop: AbstractEventLoop) -> str | None:
+    """The name of the `async def` program whose body runs here, on `loop`; None if it is no such body."""
     body = ASYNC_BODY.get()
-    return body is not None and body[0] is loop
+    return body[1] if body is not None and body[0] is loop else None
 
 
 def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> None:
@@ -45,10 +45,9 @@ def refuse_to_block(what: str, program: str = "", method: str = "run_async") -> 
         return
     from asyncio import current_task
 
-    body = ASYNC_BODY.get()
-    if body is not None and body[0] is loop:
+    if (body := program_on(loop)) is not None:
         raise BadProgram(
-            f"{what} is not known yet, and waiting for it would block the event loop of {body[1]}, an `async def`; "
+            f"{what} is not known yet, and waiting for it would block the event loop of {body}, an `async def`; "
             + _instead(program or "prog", method),
             program=program,
             line=source_line(),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from banyan.backends.base import enforces_schemas
-from banyan.execution.async_body import refuse_to_block, running_loop, runs_body
+from banyan.execution.async_body import program_on, refuse_to_block, running_loop
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.source_line import source_line
@@ -336,7 +336,7 @@ def check_wait(value: Any) -> None:
     at once, and there is nothing to warn of. In a program a Mock is as strict as a server."""
     for ref in lazy_values(value):
         if not ref.is_done and (loop := running_loop()) is not None:
-            if not runs_body(loop):
+            if program_on(loop) is None:
                 ref.record.send(ref.reason(source_line()))
             if not ref.is_done:
                 refuse_to_block(repr(ref.name) if ref.name else "the text", ref.record.name)

@@ -42,14 +42,14 @@ def from_gbnf(text: str) -> str:
 
 
 def _simpler(piece: re.Match[str]) -> str:
-    """A piece of GBNF as the translator can take it, which wants the | between two lines at the end of the first."""
+    """Rewrite a piece of GBNF for the translator, which accepts a | between two lines only at the end of the first."""
     if piece[1] is None:
         return _ESCAPE.sub(_plain, piece[0])
     return " " if piece.string.startswith("|", piece.end()) else piece[0]
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """An escape in GBNF as the translator can take it, which drops the leading zeros of \\uXXXX and \\UXXXXXXXX.
+    """Rewrite an escape in GBNF for the translator, which drops the leading zeros of \\uXXXX and \\UXXXXXXXX.
     Raises ValueError if there is no such character."""
     if not (digits := escape[1] or escape[2]):
         return escape[0]

@@ -61,7 +61,7 @@ class Nixl(Transport):
                     undo.callback(self.agent.deregister_memory, memory)
                     self._registered[buffer] = self.agent.get_partial_agent_metadata(memory, inc_conn_info=True)
                     buffer.before_close = undo.pop_all().close
-            except Exception as e:  # NIXL's errors have no base of their own
+            except Exception as e:  # NIXL's errors have no common base class
                 raise TransferFailed(f"NIXL cannot register the memory of a buffer: {e!r}") from e
         return self._registered[buffer]
 

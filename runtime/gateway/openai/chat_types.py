@@ -157,7 +157,7 @@ class SchemaFormat(Body, tag="json_schema", tag_field="type"):
 
 
 class StreamOptions(Body):
-    """continuous_usage_stats: vLLM's; with include_usage, each chunk has the usage so far."""
+    """continuous_usage_stats: vLLM's; with include_usage, each chunk has the usage of its choice so far."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -246,7 +246,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.add_generation_prompt is False and not self.continue_final_message:  # vLLM wants both
+        if self.add_generation_prompt is False and not self.continue_final_message:  # vLLM requires both
             raise ValueError("`add_generation_prompt` must be true without continue_final_message")
 
 
